@@ -26,7 +26,7 @@ def test_methods_and_plan_for_machines():
     assert "repeat 4x" in choral("plan", "snapshot", "--budget", 40, "--members", 4).stdout
 
 
-def test_compare_gives_the_promised_fields_resumes_and_refuses_another_seed(tmp_path):
+def test_compare_gives_the_promised_fields_resumes_and_refuses_another_seed(tmp_path, undrawn):
     call = [
         "compare",
         "wine",

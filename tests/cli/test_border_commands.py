@@ -110,7 +110,7 @@ def test_a_plan_is_what_fit_does(table, tmp_path):
     assert "200 epochs" in choral("plan", "single").stdout
 
 
-def test_a_changed_option_is_named_and_overwrite_starts_again(table, tmp_path):
+def test_a_changed_option_is_named_and_overwrite_starts_again(table, tmp_path, undrawn):
     words = ["fit", table, "--target", "y", "--method", "single", "--out", tmp_path / "run", "--json", "--budget"]
     choral(*words, 2)
     text = choral(*words, 3, expect=2).stderr.splitlines()[-1]

@@ -19,7 +19,7 @@ from choral.testing.checks import CHECKS, resumes_exactly
 from choral.testing.problems import CALM, PROBLEMS
 
 EPOCHS = 12
-LEAST = (6, EPOCHS)
+LEAST = (4, 6, EPOCHS)
 NAMES = sorted(METHODS)
 OPTIMIZERS = {
     "momentum": Training(lr=0.02, optimizer=SGD(momentum=0.9, weight_decay=1e-3, clip=1.0), batch_size=16),
@@ -30,7 +30,7 @@ OPTIMIZERS = {
 
 
 def several(name, training=CALM, *, members=2, **options):
-    """A method's recipe with a few members where it has a choice, in the least budget of two that it takes."""
+    """A method's recipe with a few members where it has a choice, in the least budget that it takes."""
     default = METHODS[name].options["members"].default if "members" in METHODS[name].options else 1
     chooses = default is not inspect.Parameter.empty and default not in (1, None)
     for budget in LEAST:
@@ -92,7 +92,7 @@ COVERED = {
 
 
 OF_THOSE = {"saves_exactly": 2, "leaves_the_network_alone": 3}
-SHARING = ("executors_agree", "members_stand_alone", "rows_stand_alone")
+SHARING = ("seed_decides", "executors_agree", "members_stand_alone", "rows_stand_alone")
 
 
 def covered():

@@ -139,10 +139,9 @@ def start(rank, size, folder, meeting, epochs, *methods):
 
 
 def together(folder, meeting, epochs, *methods):
-    both = [start(rank, 2, folder, meeting, epochs, *methods) for rank in range(2)]
-    for process in both:
-        _, said = process.communicate(timeout=240)
-        assert process.returncode == 0, said
+    both = start("both", 2, folder, meeting, epochs, *methods)
+    _, said = both.communicate(timeout=240)
+    assert both.returncode == 0, said
 
 
 @pytest.mark.parametrize(

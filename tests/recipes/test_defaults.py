@@ -69,7 +69,7 @@ def test_a_relative_schedule_is_its_shape_times_the_peak():
 @pytest.mark.parametrize(
     "name",
     [
-        "single",
+        pytest.param("single", marks=pytest.mark.full),
         pytest.param("deep_ensemble", marks=pytest.mark.full),
         "packed",
         pytest.param("snapshot", marks=pytest.mark.full),

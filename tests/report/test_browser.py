@@ -42,6 +42,7 @@ def test_nothing_sticks_out_and_every_figure_is_seen(browser, comparison, width)
     assert min(texts) >= 6  # pixels
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", WIDTHS)
 def test_lettering_stays_inside_its_picture_and_off_other_lettering(browser, comparison, width):
     browser.open(comparison / "report.html", width=width)
@@ -84,6 +85,7 @@ def test_tables_sort_by_any_heading_both_ways(browser, comparison):
             assert state == ["ascending", "descending"][turn]
 
 
+@pytest.mark.full
 def test_a_method_is_brought_forward_in_every_figure_and_let_go(browser, comparison):
     browser.open(comparison / "report.html", width=1440)
     faded = "[...document.querySelectorAll('#size-nll .series')].map((s) => [s.dataset.method, getComputedStyle(s).opacity])"
@@ -94,6 +96,7 @@ def test_a_method_is_brought_forward_in_every_figure_and_let_go(browser, compari
     assert all(float(opacity) == 1 for _, opacity in browser.run(faded))
 
 
+@pytest.mark.full
 def test_the_scheme_follows_the_reader(browser, comparison):
     look = "getComputedStyle(document.querySelector('section')).backgroundColor"
     browser.open(comparison / "report.html", width=1440)
