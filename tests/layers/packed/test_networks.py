@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.structures.networks import NETWORKS
+from tests.networks import NETWORKS
 from torch import nn
 
 from choral import models
