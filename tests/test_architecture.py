@@ -49,7 +49,7 @@ ORDER = [
 
 BUDGETS = {
     "": 1183,  # the modules beside the packages; 350 are choral.plots
-    "base": 2347,
+    "base": 2349,
     "masks": 734,
     "corruptions": 637,
     "metrics": 1337,

@@ -82,7 +82,7 @@ def _source(data: Any, target: str | int | None, key: str | int | None) -> Sourc
         case tuple() if len(data) == 3:
             return TensorSource(*data[:2]).weighing(data[2])
     if is_dataset(data):
-        return _in_memory(data, target, key) or DatasetSource(data, target=target, weight=key)  # type: ignore[arg-type]  # a dataset
+        return _in_memory(data, target, key) or DatasetSource(data, target=target, weight=key)
     raise InputError(
         f"data is of type {type(data).__name__}; give a pair (x, y) of arrays or tensors, a dataset with __len__ and __getitem__, "
         "or a DataLoader over one" + ("; choral.fit_table reads a table." if hasattr(data, "columns") else ".")
