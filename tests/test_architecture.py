@@ -49,30 +49,30 @@ ORDER = [
 
 BUDGETS = {
     "": 1183,  # the modules beside the packages; 350 are choral.plots
-    "base": 2703,
+    "base": 2347,
     "masks": 702,
-    "corruptions": 703,
+    "corruptions": 637,
     "metrics": 1337,
     "calibration": 945,
     "predictions": 1708,
-    "objectives": 2015,
-    "layers": 3740,
+    "objectives": 1848,
+    "layers": 3739,
     "compaction": 1426,
     "structures": 1363,
     "models": 1002,
-    "plan": 3402,
-    "recipes": 2603,
-    "data": 2112,
-    "tables": 2552,
+    "plan": 3199,
+    "recipes": 2274,
+    "data": 1660,
+    "tables": 2447,
     "engine": 6532,
     "cluster": 1220,
     "deploy": 1056,  # 610 are the server
     "ensemble": 1610,
     "testing": 339,
-    "report": 1091,
-    "comparison": 1392,
-    "sklearn": 891,
-    "cli": 1967,
+    "report": 1000,
+    "comparison": 1150,
+    "sklearn": 670,
+    "cli": 1399,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

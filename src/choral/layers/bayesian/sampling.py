@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from choral.base import draws
+from choral.base.draws import now, under
 from choral.base.errors import ConversionError, InputError
-from choral.base.streams import now, under
 from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, Converted, Twin, filled, own_kind
 from choral.objectives.kl import MEAN, RHO, std_of
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
+from choral.base.draws import now
 from choral.base.errors import ConversionError, InputError
-from choral.base.streams import now
 from choral.layers.functional import TRANSPOSED, WEIGHTED, Converted, Twin, filled, spatial
 
 
