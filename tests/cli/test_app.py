@@ -26,10 +26,10 @@ def test_methods_and_plan_for_machines():
     assert "repeat 4x" in choral("plan", "snapshot", "--budget", 40, "--members", 4).stdout
 
 
-def test_compare_gives_the_promised_fields_resumes_and_refuses_another_seed(tmp_path):
+def test_compare_gives_the_promised_fields_resumes_and_refuses_another_seed(tmp_path, undrawn):
     call = [
         "compare",
-        "digits",
+        "wine",
         "--methods",
         "single,deep_ensemble,snapshot",
         "--budget",
@@ -135,7 +135,7 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
         (["fit", tables / "none.csv", "--target", "price", *out], "does not exist"),
         (["fit", tmp_path / "nan.npz", *out], "NaN or infinite values in 9 row(s)"),
         (["fit", tmp_path / "words.npz", *out], "encode labels"),
-        (["fit", tmp_path / "part.npz", *out], "lacks y_train, x_test, y_test"),
+        (["fit", tmp_path / "part.npz", *out], "give x_train, y_train, x_test, y_test"),
         (["fit", "digits", "--model", "mpl", *out], "Did you mean 'mlp'?"),
         (["fit", "digits", "--optimizer", "adm", *out], "Did you mean 'adam'?"),
         (["fit", "digits", "--lr", "-1", *out], "above 0"),
@@ -150,16 +150,18 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.full
 def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
     call = [
         sys.executable,
         "-m",
         "choral",
         "compare",
+        "wine",
         "--methods",
         "single",
         "--budget",
-        "4000",
+        "100000",
         "--out",
         str(tmp_path / "c"),
     ]
@@ -175,7 +177,7 @@ def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
     while time.monotonic() < limit and not (log.exists() and "epoch" in log.read_text()):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=30)
+    _, text = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "run the same command again" in text
     assert "Traceback" not in text
