@@ -39,8 +39,11 @@ def toy(seen=None, wait=0.0, gate=None):
             raise RuntimeError("thirteen")
         return {"mean": x.sum(1), "set": x > 0}
 
-    outputs = (Tensor("mean", "FP32", ()), Tensor("set", "BOOL", (3,)))
-    return Model("toy", ABOUT, (Tensor("x", "FP32", (3,)),), outputs, run, None)
+    outputs = [
+        Tensor(name="mean", datatype="FP32", shape=[-1]),
+        Tensor(name="set", datatype="BOOL", shape=[-1, 3]),
+    ]
+    return Model("toy", ABOUT, [Tensor(name="x", datatype="FP32", shape=[-1, 3])], outputs, run, None)
 
 
 @contextmanager

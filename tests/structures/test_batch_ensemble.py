@@ -3,7 +3,7 @@ import torch
 from tests.networks import Text, generator, make
 from torch import nn
 
-from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.joint.layers import RankOneLayer
 from choral.objectives.penalties import matches
 from choral.structures import BatchEnsemble
 

@@ -22,9 +22,9 @@ from choral import __version__, metrics
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import InputError, RunError
-from choral.data.frames import names_of
 from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs, as_weights
+from choral.data.tensors import names_of
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.predictions import Predictive, brief_of, scores_of
@@ -330,7 +330,7 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predi
 
 def histograms(prediction: Predictive, other: Predictive | None = None) -> dict[str, Any]:
     """Return shares of rows by entropy or standard deviation, in bins of equal ratio, in and out of distribution."""
-    name, inside, _ = prediction.sureness()
+    name, inside = prediction.sureness()
     sets = {"in": inside, **({} if other is None else {"out": other.sureness()[1]})}
     both = torch.cat(list(sets.values())).double()
     high = max(float(both.max()), 1e-12)
