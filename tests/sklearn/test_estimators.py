@@ -72,6 +72,7 @@ class TestPredictions:
         assert std.min() > 100
         assert std.max() < 1e5
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("far", [1e9, 1e12])
     def test_targets_that_single_precision_cannot_tell_apart_are_learned(self, far):
         y = np.round((Y - 2e5) / 1e4)
@@ -315,6 +316,7 @@ class TestArrays:
 
 
 class TestWeights:
+    @pytest.mark.slow
     @pytest.mark.parametrize("make", [regressor, classifier])
     def test_whole_ones_are_rows_repeated_to_the_last_bit(self, make):
         y = WORDS if make is classifier else Y
