@@ -32,6 +32,7 @@ ORDER = [
     "deploy",
     "ensemble",
     "fit",
+    "deploy.distil",
     "testing",
     "preview",
     "comparison",
@@ -48,14 +49,14 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1183,  # the modules beside the packages; 350 are choral.plots
+    "": 1186,  # the modules beside the packages; 350 are choral.plots
     "base": 2703,
     "masks": 734,
     "corruptions": 703,
     "metrics": 1337,
     "calibration": 945,
     "predictions": 1708,
-    "objectives": 2015,
+    "objectives": 2237,
     "layers": 4001,
     "compaction": 1551,
     "structures": 1492,
@@ -66,8 +67,8 @@ BUDGETS = {
     "tables": 2552,
     "engine": 6532,
     "cluster": 1220,
-    "deploy": 1056,  # 610 are the server
-    "ensemble": 1610,
+    "deploy": 1173,  # 610 are the server
+    "ensemble": 1613,
     "testing": 339,
     "report": 1091,
     "comparison": 1392,

@@ -45,6 +45,7 @@ _WHERE = {
     "Training": "choral.recipes.training",
     "compare": "choral.comparison.compare",
     "converted": "choral.ensemble.networks",
+    "distil": "choral.deploy.distil",
     "ensemble_of": "choral.ensemble.networks",
     "every": "choral.plan",
     "fit": "choral.fit",
@@ -100,6 +101,7 @@ __all__ = [  # defined by __getattr__
     "Training",
     "compare",
     "converted",
+    "distil",
     "ensemble_of",
     "every",
     "fit",
@@ -120,6 +122,7 @@ if TYPE_CHECKING:
     from choral.cluster.run import leaves, prepare, run_leaf
     from choral.comparison.compare import compare
     from choral.comparison.comparison import Comparison
+    from choral.deploy.distil import distil
     from choral.engine.compute import Compute, Store
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.networks import converted, ensemble_of

@@ -2,6 +2,7 @@
 
 from choral.objectives.likelihoods.base import About, Likelihood, Loss
 from choral.objectives.likelihoods.classification import Bernoulli, Categorical, Ordinal
+from choral.objectives.likelihoods.distilled import SoftClasses, SoftGaussian, SoftLabels
 from choral.objectives.likelihoods.inference import NAMES, infer, named, resolve
 from choral.objectives.likelihoods.regression import (
     Family,
@@ -30,6 +31,9 @@ __all__ = [
     "Ordinal",
     "Poisson",
     "Quantiles",
+    "SoftClasses",
+    "SoftGaussian",
+    "SoftLabels",
     "StudentT",
     "TargetScale",
     "infer",
