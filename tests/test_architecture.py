@@ -33,6 +33,7 @@ ORDER = [
     "ensemble",
     "fit",
     "deploy.distil",
+    "deploy.hub",
     "testing",
     "preview",
     "comparison",
@@ -49,7 +50,7 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1186,  # the modules beside the packages; 350 are choral.plots
+    "": 1191,  # the modules beside the packages; 350 are choral.plots
     "base": 2703,
     "masks": 734,
     "corruptions": 703,
@@ -67,7 +68,7 @@ BUDGETS = {
     "tables": 2552,
     "engine": 6532,
     "cluster": 1220,
-    "deploy": 1173,  # 610 are the server
+    "deploy": 1319,  # 610 are the server
     "ensemble": 1613,
     "testing": 339,
     "report": 1091,

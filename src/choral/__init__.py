@@ -51,11 +51,13 @@ _WHERE = {
     "fit": "choral.fit",
     "fit_table": "choral.tables.fit",
     "fork": "choral.plan",
+    "from_pretrained": "choral.deploy.hub",
     "leaves": "choral.cluster.run",
     "load": "choral.fit",
     "prepare": "choral.cluster.run",
     "repeat": "choral.plan",
     "run_leaf": "choral.cluster.run",
+    "save_pretrained": "choral.deploy.hub",
     "seq": "choral.plan",
     "show": "choral.preview",
 }
@@ -107,11 +109,13 @@ __all__ = [  # defined by __getattr__
     "fit",
     "fit_table",
     "fork",
+    "from_pretrained",
     "leaves",
     "load",
     "prepare",
     "repeat",
     "run_leaf",
+    "save_pretrained",
     "seq",
     "show",
 ]  # fmt: skip
@@ -123,6 +127,7 @@ if TYPE_CHECKING:
     from choral.comparison.compare import compare
     from choral.comparison.comparison import Comparison
     from choral.deploy.distil import distil
+    from choral.deploy.hub import from_pretrained, save_pretrained
     from choral.engine.compute import Compute, Store
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.networks import converted, ensemble_of
