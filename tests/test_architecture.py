@@ -68,13 +68,13 @@ BUDGETS = {
     "tables": 2552,
     "engine": 6532,
     "cluster": 1220,
-    "deploy": 1319,  # 610 are the server
+    "deploy": 1400,  # 610 are the server
     "ensemble": 1613,
     "testing": 339,
     "report": 1091,
     "comparison": 1392,
     "sklearn": 891,
-    "cli": 1967,
+    "cli": 1898,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError, did_you_mean
-from choral.cli.chunks import is_large, predict_chunks
 from choral.cli.options import Json, Saved
 from choral.cli.output import json_text, note, say, write_json
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".json", ".parquet", ".xlsx")
 _SHOWN = 10  # rows in a terminal
+_TOLD = 5.0  # seconds between words about progress
 
 
 def predict(
@@ -39,15 +40,16 @@ def predict(
     """
     import pandas as pd
 
+    from choral.deploy.stream import is_large
     from choral.fit import load
 
     if out is not None:
         _check_out(out, data, ensemble)
     loaded = load(ensemble)
     if out is not None and not json and is_large(data, out):
-        count = predict_chunks(loaded, data, out, id or [], everything=keep_columns)
+        done = _predict_large(loaded, data, out, id or [], everything=keep_columns)
         _say_unit(loaded.table)
-        note(f"choral: {count} predictions written to {out}")
+        note(f"choral: {done} predictions written to {out}")
         return
     x, frame = rows_to_predict(loaded, data)
     beside = _beside(loaded, frame, data, id or [], keep_columns)
@@ -68,6 +70,32 @@ def predict(
         say(f"{min(len(found), _SHOWN)} of {len(found):,} rows, rounded; --out predictions.csv writes all of them.")
     elif out is None:
         sys.stdout.write(_csv(found))
+
+
+def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everything: bool) -> int:
+    """Write the predictions of a large parquet file chunk by chunk; the same command goes on after a kill."""
+    import pandas as pd
+
+    from choral.deploy.stream import by_chunks
+    from choral.tables.reading import as_frame
+
+    check_kind(loaded, str(data))
+    names, told = dict[str, str](), [time.monotonic()]
+
+    def made(chunk: Any, first: int) -> Any:
+        frame = as_frame(chunk.set_axis([str(name).strip() for name in chunk.columns], axis=1), str(data))
+        own = predicted(loaded, loaded.table.inputs(frame, path=str(data)), str(data)).columns()
+        if not names:  # said once
+            names.update(free_names(beside_names(loaded, list(frame.columns), data, ids, everything), ("row", *own)))
+        beside = {new: frame[name].array for name, new in names.items()}
+        return pd.DataFrame({"row": range(first, first + len(frame))} | beside | own)
+
+    def tell(done: int, rows: int) -> None:
+        if time.monotonic() - told[0] > _TOLD:
+            told[0] = time.monotonic()
+            note(f"choral: {done:,} of {rows:,} rows; if this is stopped, the same command goes on")
+
+    return by_chunks(data, out, made, key=f"{loaded._digest} {sorted(ids)} {everything}", tell=tell)
 
 
 def predicted(loaded: Any, x: Any, name: str) -> Any:
