@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from choral import Compute, models
-from choral.comparison.compare import measure
+from choral.comparison.evaluation import measure
 from choral.data import HorizontalFlip, Normalize, PadCrop
 from choral.fit import fit
 from choral.plan import Adam

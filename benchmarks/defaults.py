@@ -1,9 +1,9 @@
 """Default settings against a plain Adam loop: twenty small problems, a user's own network, nothing set but the method.
 
-Each method trains with `choral.fit(build, data, recipe)` and no training settings. Beside it stand one Adam network, and
-loops of as many Adam networks with the same epochs in all (`loop`) or with 120 epochs each (`long loop`): batches of
-32, standardized regression targets, Adam at its default learning rate of 1e-3, at 3e-3, and at the better of the two
-by NLL on the test rows (`best`). No user has the last one: it favors the loops.
+Each method is trained by `choral.fit(build, data, "method")`, which chooses epochs and all training settings. Beside it
+stand one Adam network with the epochs of the method's run (`one`) and a loop of as many Adam networks with the same
+epochs in all (`loop`): batches of 32, standardized regression targets, Adam at its default learning rate of 1e-3, at
+3e-3, and at the better of the two by NLL on the test rows (`best`). No user has the last one: it favors the loops.
 
 The rule for default settings was chosen with `--part choose`: other seeds of the generators, and parts of the training
 rows of the bundled sets.
@@ -32,9 +32,7 @@ from machine import write
 from sklearn import datasets
 
 METHODS = ("deep_ensemble", "packed", "snapshot", "prune_and_tune", "batch_ensemble", "mc_dropout")
-EPOCHS = 120
 RATES = {"1e-3": 1e-3, "3e-3": 3e-3}
-LOOPS = ("one", "loop", "long loop")
 
 
 class LSTM(nn.Module):
@@ -256,19 +254,20 @@ class Loops:
         return self.known[key]
 
 
-def of_choral(problem: Set, parts: tuple[Tensor, Tensor, Tensor, Tensor], recipe: Any, seed: int) -> dict[str, Any]:
+def of_choral(problem: Set, parts: tuple[Tensor, Tensor, Tensor, Tensor], method: str, seed: int) -> dict[str, Any]:
     """Return the scores of one method, and the warnings it gave."""
     x, y, x_test, y_test = parts
     began = time.process_time()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ensemble = choral.fit(problem.build, (x, y), recipe, seed=seed)
+        ensemble = choral.fit(problem.build, (x, y), method, seed=seed)
     scores = ensemble.evaluate(x_test, y_test)
     point = scores["rmse"] if "rmse" in scores else 1 - scores["accuracy"]
     return {
         "nll": scores["nll"],
         "point": point,
         "members": ensemble.members,
+        "epochs": ensemble.recipe.epochs,
         "seconds": round(time.process_time() - began, 2),
         "warnings": [str(w.message)[:160] for w in said],
     }
@@ -286,18 +285,15 @@ def row(
     name: str, method: str, seed: int, part: str, loops: Loops, parts: Any, known: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return one method on one problem and seed, beside the loops; those that are known are not trained again."""
-    problem = SETS[name]
-    recipe = choral.recipes.make(method, epochs=EPOCHS)
     try:
-        ours = of_choral(problem, parts, recipe, seed)
+        ours = of_choral(SETS[name], parts, method, seed)
     except choral.ChoralError as error:  # an LSTM has no layer that BatchEnsemble or dropout could adapt
         return {"set": name, "method": method, "seed": seed, "refused": str(error)}
-    members = ours["members"]
+    members, total = ours["members"], ours["epochs"]
     found = {"set": name, "method": method, "seed": seed, "useless": useless(parts)} | ours
-    sizes = ((1, EPOCHS), (members, max(1, recipe.epochs // members)), (members, EPOCHS))
-    for label, (count, epochs) in zip(LOOPS, sizes, strict=True):
-        found[label] = known[label] if known else loops.scores(count, epochs)
-    return found
+    each = max(1, total // members)
+    sizes = {"one": (1, each if method == "deep_ensemble" else total), "loop": (members, each)}
+    return found | {label: known[label] if known else loops.scores(*size) for label, size in sizes.items()}
 
 
 def behind(a: float, b: float) -> bool:
@@ -341,7 +337,7 @@ def main() -> None:
     for method, line in summary.items():
         print(method, json.dumps(line, indent=1))
     if given.part == "test" and {r["set"] for r in rows} == set(SETS):
-        write("defaults", {"epochs": EPOCHS, "seeds": given.seeds, "summary": summary, "rows": rows})
+        write("defaults", {"seeds": given.seeds, "summary": summary, "rows": rows})
 
 
 def key(row: dict[str, Any]) -> tuple[str, str, int]:
@@ -364,16 +360,12 @@ def summarized(rows: list[dict[str, Any]], methods: list[str]) -> dict[str, Any]
 
         line: dict[str, Any] = {"sets": len(sets), "refused": sorted({r["set"] for r in own if "refused" in r})}
         for rate in (*RATES, "best"):
-            nll = {
-                n: (mean(n, "nll"), mean(n, "loop", rate), mean(n, "long loop", rate), mean(n, "one", rate))
-                for n in sets
-            }
+            nll = {n: (mean(n, "nll"), mean(n, "loop", rate), mean(n, "one", rate)) for n in sets}
             line[f"rate {rate}"] = {
-                "not behind the loop": sum(not behind(ours, loop) for ours, loop, _, _ in nll.values()),
-                "not behind the long loop": sum(not behind(ours, long) for ours, _, long, _ in nll.values()),
-                "better than one": sum(ours < one for ours, _, _, one in nll.values()),
+                "not behind the loop": sum(not behind(ours, loop) for ours, loop, _ in nll.values()),
+                "better than one": sum(ours < one for ours, _, one in nll.values()),
                 "behind the loop": [f"{n} {v[0]:.3f} / {v[1]:.3f}" for n, v in nll.items() if behind(v[0], v[1])],
-                "behind one": [f"{n} {v[0]:.3f} / {v[3]:.3f}" for n, v in nll.items() if v[0] >= v[3]],
+                "behind one": [f"{n} {v[0]:.3f} / {v[2]:.3f}" for n, v in nll.items() if v[0] >= v[2]],
             }
         line["useless"] = sum(mean(n, "point") > mean(n, "useless") for n in sets)
         found[method] = line

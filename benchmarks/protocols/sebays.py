@@ -6,7 +6,7 @@ from typing import Any
 
 from choral.plan import SGD, Steps
 from choral.recipes.bnn import VARIATIONAL
-from choral.recipes.exploration import schedules
+from choral.recipes.sebays import schedules
 from choral.recipes.training import Training
 
 from .pat import ALL_CORRUPTIONS

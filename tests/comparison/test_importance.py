@@ -12,6 +12,7 @@ import choral
 from choral import models
 from choral.base.errors import InputError
 from choral.comparison.importance import importance, partial_dependence, parts_of, permutation_importance
+from choral.data.sources import as_inputs
 from choral.fit import train
 from choral.objectives.likelihoods import FixedGaussian
 from choral.tables.table import learn_table
@@ -102,7 +103,7 @@ def town():
 def test_a_table_s_column_is_exchanged_whole(town):
     ensemble, table, frame = town
     x, y = table.inputs(frame), table.targets(frame)
-    parts = {p.name: (p.places.start, p.places.stop) for p in parts_of(ensemble, x)}
+    parts = {p.name: (p.places.start, p.places.stop) for p in parts_of(ensemble, as_inputs(x))}
     assert parts == {"size": (0, 2), "kind": (2, 5), "rank": (5, 7), "built": (7, 12)}
     found = permutation_importance(ensemble, x, y)
     assert found[0]["column"] == "kind"

@@ -133,5 +133,3 @@ def test_wrong_arguments_are_refused() -> None:
         corrupt(images / 255, "fog", severity=1)
     with pytest.raises(InputError, match="row, height, width, channel"):
         corrupt(images[0], "fog", severity=1)
-    with pytest.raises(InputError, match="only frost"):
-        corrupt(images, "fog", severity=1, texture=[images[0]])

@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral import Compute, models
+from choral import Compute, models, show
 from choral.base.errors import InputError, RunError
 from choral.data.sources import source_of
 from choral.data.splitting import held_out
@@ -261,7 +262,7 @@ def test_wrong_wishes_are_refused_before_training():
         fit(build, (X, Y), recipe(), validation=0.2, early_stopping=EarlyStopping(monitor="rmse"))
     with pytest.raises(InputError, match="class label 7 but the network gives 2 outputs"):
         fit(build, (X, Y), recipe(), validation=(X[:3], torch.tensor([0, 1, 7])))
-    with pytest.raises(InputError, match="patience is 0; give 1 or more epochs"):
+    with pytest.raises(InputError, match="patience is 0; give 1 or more"):
         EarlyStopping(patience=0)
 
 
@@ -591,3 +592,12 @@ def test_every_score_is_better_in_the_direction_that_ranks_a_better_ensemble_fir
     good, bad = (MultiLabel(values).scores(labels) for values in (logits + 6 * (labels - 0.5), logits))
     for name in ("accuracy", "exact_match", "nll", "brier"):
         assert Measure.of(name).improves(good[name], bad[name]), name
+
+
+def test_epochs_are_chosen_for_the_points_that_are_trained_on():
+    x, y = X[:75], Y[:75]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ensemble = fit(build, (x, y), "packed")
+    assert not [w for w in said if "below what the method needs" in str(w.message)]
+    assert f"{ensemble.recipe.epochs} epochs" in show("packed", build, (x, y)).splitlines()[0]

@@ -90,7 +90,7 @@ def test_target_noise_needs_a_likelihood_with_one_known_noise():
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(InputError, match="prior_std=0"):
+    with pytest.raises(InputError, match="prior_std is 0"):
         DrawAnchor(walk=IID(), prior_std=0)
     with pytest.raises(InputError, match="'small' or 'redraw'"):
         ResetStds(how="large")

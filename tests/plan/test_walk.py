@@ -29,26 +29,17 @@ def test_what_is_carried_goes_through_repeats_but_not_out_of_forks():
     assert seen == [10, 11, 12, 10, 11, 12, 10]
 
 
-def test_combinators_are_entered_and_left_and_can_be_shortened():
+def test_combinators_are_entered_and_can_be_shortened():
     found = []
     visitor = Visitor(
-        enter=lambda node, place: found.append(f"+{type(node).__name__} {place}"),
-        leave=lambda node, place: found.append(f"-{type(node).__name__} {place}"),
+        enter=lambda node, place: found.append(f"{type(node).__name__} {place}"),
         train=lambda phase, place, _: found.append(str(place)),
         rounds=once,
         branches=first,
     )
     walk(PLAN, None, visitor)
-    inner = [
-        "+Seq 1/f0",
-        "+Repeat 1/f0/0",
-        "+Seq 1/f0/0/r0",
-        "1/f0/0/r0/0",
-        "-Seq 1/f0/0/r0",
-        "-Repeat 1/f0/0",
-        "-Seq 1/f0",
-    ]
-    assert found == ["+Seq start", "+Fork 1", *inner, "-Fork 1", "2", "-Seq start"]
+    inner = ["Seq 1/f0", "Repeat 1/f0/0", "Seq 1/f0/0/r0", "1/f0/0/r0/0"]
+    assert found == ["Seq start", "Fork 1", *inner, "2"]
 
 
 def test_a_place_knows_its_branch_its_siblings_and_what_is_below_it():

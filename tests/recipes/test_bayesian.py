@@ -21,8 +21,8 @@ from choral.plan import SGD, Adam, Collect, Constant, DrawTargetShift, Perturb, 
 from choral.plan.bayes import IID, GuidedWalk
 from choral.plan.walk import trainings
 from choral.recipes import make
-from choral.recipes.exploration import Exploitation, schedules
 from choral.recipes.recipe import Recipe
+from choral.recipes.sebays import Exploitation, schedules
 from choral.testing.problems import CALM, PROBLEMS, regression
 
 BUDGETS = [(200, 51, 11), (500, 152, 32), (1000, 351, 72), (10000, 4510, 910)]
@@ -61,8 +61,8 @@ def test_other_budgets_are_split_by_the_same_rule(options, shape):
     ("options", "message"),
     [
         ({"epochs": 20, "members": 5, "chains": 2}, "a multiple of 2"),
-        ({"epochs": 20, "members": 30}, "too few for a first member of 10 and 29 more"),
-        ({"epochs": 20, "first_epochs": 21}, "too few for a first member of 21"),
+        ({"epochs": 20, "members": 30}, "too few for .* a first member of 10 and 29 more"),
+        ({"epochs": 20, "first_epochs": 21}, "too few for .* a first member of 21"),
         ({"epochs": 20, "members": 0}, "members is 0"),
         ({"epochs": 3, "chains": 4}, "too few for 4 members"),
     ],
@@ -265,7 +265,7 @@ def test_a_sequential_kl_rises_in_the_exploration_alone_and_has_its_weight(name)
     whole = float(full(params, {}, 0.0))
     assert float(kl(params, {}, 1.0)) == pytest.approx(0.1 * whole, rel=1e-5)
     assert float(kl(params, {}, 0.25)) == pytest.approx(0.05 * whole, rel=1e-5)
-    with pytest.raises(InputError, match="the factor of a KL"):
+    with pytest.raises(InputError, match=r"weight is -1\.0"):
         make(name, kl_weight=-1.0)
 
 

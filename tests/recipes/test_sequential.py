@@ -62,7 +62,7 @@ def test_fge_refuses_what_cannot_be_split():
         make("fge", members=3, starts=2)
     with pytest.raises(InputError, match="give 1 start, or 2"):
         make("fge", starts=3)
-    with pytest.raises(InputError, match=r"14 member\(s\) in cycles of 4 need 52"):
+    with pytest.raises(InputError, match=r"14 member\(s\) in cycles of 4, which need 52"):
         make("fge", members=14)
 
 

@@ -131,7 +131,7 @@ def test_odd_members_are_said_and_wrong_settings_refused():
         ({"sparsity": 0.7}, "need 0.5"),
         ({"pruning": "partition", "members": 4, "sparsity": 0.5}, "need 0.75"),
         ({"epochs": 6, "members": 6}, "too few for a parent and 6 children"),
-        ({"pruning": "random", "sparsity": 1.0}, "not including, 1"),
+        ({"pruning": "random", "sparsity": 1.0}, "sparsity is 1.0; give a number from 0 to below 1"),
     ]:
         with pytest.raises(InputError, match=message):
             prune_and_tune(**options)

@@ -54,7 +54,6 @@ def renamed(comparison: Path, folder: Path, name: str) -> Path:
         found["scores"][name] = name
         found["ood"]["scores"] |= {name: {name: 1.0}}
         found["corruptions"]["table"] |= {name: []}
-    held["corruption_errors"]["baseline"] = name
     held["settings"] |= {"data": name, name: name, "nested": {"kind": name, name: [name]}}
     write_json(folder / "comparison.json", held)
     for method, other in called.items():

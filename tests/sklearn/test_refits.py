@@ -21,7 +21,7 @@ def interrupt(monkeypatch):
         def stop(*_, **__):
             raise error
 
-        monkeypatch.setattr(estimator, "train", stop)
+        monkeypatch.setattr(estimator, "prepared", stop)
 
     return begin
 

@@ -421,7 +421,7 @@ REFUSED = {
     "one_value": (["5.5"] * 9, "regression", "the same value, 5.5, in every"),
     "one_class": (["a"] * 9, None, "a single value, a; there is nothing to learn"),
     "too_many_classes": ([f"w{i}" for i in range(30)], None, "30 different values in 30 rows, too many"),
-    "text": (["a", "b"] * 9, "regression", "holds text"),
+    "text": (["a", "b"] * 9, "regression", "which is not a number"),
     "dates": ([f"2024-03-{i:02d}" for i in range(1, 29)], None, "too many to be classes"),
     "too_large": (["1e40", "2.5", "3.5"] * 3, "regression", "at most 1e"),
 }  # fmt: skip

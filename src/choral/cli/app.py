@@ -1,17 +1,16 @@
 """The commands methods, plan, fit and compare; others are in modules of their own. Each imports what it needs when it runs."""
 
-import math
 import re
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from choral import __version__
 from choral.base.errors import InputError
-from choral.cli import cluster_runs, deployment, prediction, reports
+from choral.cli import cluster_runs
 from choral.cli.options import (
     Apart,
     Budget,
@@ -24,43 +23,33 @@ from choral.cli.options import (
     Running,
     Settings,
     Watching,
-    baseline_note,
-    ended_note,
-    folds_note,
     given,
-    prepare,
     prepare_fit,
+    read_problem,
     spread,
 )
 from choral.cli.output import note, progress, say, show_comparison, table, write_json
-from choral.cli.process import joined
+from choral.cli.prediction import export, predict, serve
+from choral.cli.process import place
+from choral.cli.reports import evaluate, report, told
 
 app = typer.Typer(
     name="choral",
-    help="Turn one network into a calibrated ensemble for about the price of training it once.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        say(f"choral {__version__}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def top(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     """Turn one network into a calibrated ensemble for about the price of training it once."""
-    if context.invoked_subcommand is None:
-        say(context.get_help())
-        raise typer.Exit(2)
+    if version or context.invoked_subcommand is None:
+        say(f"choral {__version__}" if version else context.get_help())
+        raise typer.Exit(0 if version else 2)
 
 
 @app.command()
@@ -84,9 +73,7 @@ def methods(json: Json = False) -> None:
 @spread
 def plan(
     name: Annotated[str, typer.Argument(help="The method, or auto.", metavar="METHOD")],
-    data: Annotated[
-        str | None, typer.Argument(help="Data as for fit: what fit would do with it, and what it costs.")
-    ] = None,
+    data: Annotated[str | None, typer.Argument(help="Data as for fit: what fit would do, and what it costs.")] = None,
     *,
     epochs: Epochs = None,
     budget: Budget = None,
@@ -107,55 +94,48 @@ def plan(
 
     known = make(METHOD if name == AUTO and data is not None else name)
     check_members(known.name, members)
-    if data is None:
-        stop = None if watching.patience is None else EarlyStopping(patience=watching.patience)
-        typed = given(replace(reading, holdout=Reading.holdout), settings, Watching(cv=watching.cv))
-        if typed:
-            raise InputError(f"{typed[0]} changes what fit does with data; add the data, or leave it out.")
-        recipe = make(known.name, epochs=epochs, budget=budget, members=None if members == 1 else members)
-        stops = {} if stop is None else {"early_stopping": stop.to_dict()}
-        write_json(recipe.describe() | stops) if json else say(show(recipe, early_stopping=stop))
+    if data is not None:
+        asked: dict[str, Any] = {"method": name, "epochs": epochs, "budget": budget, "members": members}
+        ready = prepare_fit(data, reading, settings, watching, quiet=json, **asked)
+        _show_plan(ready, reading.likelihood, json=json)
         return
-    asked: dict[str, Any] = {"method": name, "epochs": epochs, "budget": budget, "members": members}
-    _show_plan(prepare_fit(data, reading, settings, watching, quiet=json, **asked), reading.likelihood, json=json)
+    typed = given(replace(reading, holdout=Reading.holdout), settings, Watching(cv=watching.cv))
+    if typed:
+        raise InputError(f"{typed[0]} changes what fit does with data; add the data, or leave it out.")
+    stop = None if watching.patience is None else EarlyStopping(patience=watching.patience)
+    recipe = make(known.name, epochs=epochs, budget=budget, members=None if members == 1 else members)
+    if json:
+        write_json(recipe.describe() | ({} if stop is None else {"early_stopping": stop.to_dict()}))
+    else:
+        say(show(recipe, early_stopping=stop))
 
 
 def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     """Print the plan of a fit, and what is known of its data and network."""
+    from choral import models
     from choral.preview import show
 
-    problem = ready.problem
+    problem, stop = ready.problem, ready.early_stopping
     trained, held = problem.validating(ready.validation) if ready.shares else (problem, ready.validation)
     points = (trained.x_train, trained.y_train)
-    text = show(
-        ready.planned, ready.build, points, early_stopping=ready.early_stopping, validation=held, likelihood=likelihood
-    )
+    text = show(ready.planned, ready.build, points, early_stopping=stop, validation=held, likelihood=likelihood)
     if json:
-        read = problem.table.describe() if problem.table else []
-        about = {"training": ready.training.to_dict(), "columns": read, "text": text}
-        if ready.early_stopping is not None:
-            about |= {"early_stopping": ready.early_stopping.to_dict(), "validation": ready.validation}
+        about = {"training": ready.training.to_dict(), "columns": problem.table.describe(), "text": text}
+        if stop is not None:
+            about |= {"early_stopping": stop.to_dict(), "validation": ready.validation}
         write_json(ready.planned.describe() | about)
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
-    if isinstance(ready.validation, float):
-        say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
     if ready.folds:
         say(f"cv: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself")
-    say(f"network: {_network(ready.build())}")
+    elif ready.shares and ready.validation:
+        say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
+    spec = models.spec_of(ready.build()) or {}
+    shown = {k: str(v) if len(str(v)) <= 40 else f"{len(v)} of them" for k, v in spec["arguments"].items()}
+    say(f"network: {spec['name']}({', '.join(f'{k}={v}' for k, v in shown.items())})")
     for candidate in ready.candidates:
         say(f"candidate: {candidate.name}: {candidate.why}")
     say(text)
-
-
-def _network(network: Any) -> str:
-    from choral import models
-
-    spec = models.spec_of(network)
-    if spec is None:
-        return type(network).__name__
-    shown = {k: str(v) if len(str(v)) <= 40 else f"{len(v)} of them" for k, v in spec["arguments"].items()}
-    return f"{spec['name']}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
 
 @app.command()
@@ -167,31 +147,18 @@ def fit(
     reading: Reading,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="The method (see choral methods), or auto, which chooses by rows held out: the default of tables."
-        ),
+        typer.Option(help="See choral methods; or auto, which chooses by held-out rows (default of tables)."),
     ] = None,
-    out: Annotated[
-        str | None, typer.Option(help="Run folder or URL; the same command resumes. Default: runs/DATA-METHOD.")
-    ] = None,
+    out: Annotated[str | None, typer.Option(help="Run folder or URL, where it resumes; runs/DATA-METHOD.")] = None,
     epochs: Epochs = None,
     budget: Budget = None,
     members: Members = None,
     settings: Settings,
     watching: Watching,
-    class_weight: Annotated[
-        str | None, typer.Option(help="What rows of each class count in training: balanced, or 'yes=5,no=1'.")
-    ] = None,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(help="Seconds of wall time for all of it; auto uses them, and training ends with what is there."),
-    ] = None,
-    accumulate: Annotated[
-        int, typer.Option(min=1, help="Parts of each batch, taken one after the other for less memory.")
-    ] = 1,
-    extend: Annotated[
-        bool, typer.Option("--extend", help="Add members to the run in the folder: --members, and --epochs by as much.")
-    ] = False,
+    class_weight: Annotated[str | None, typer.Option(help="Weights of classes: balanced, or 'yes=5,no=1'.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of wall time for all of it.")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="Parts of each batch, one by one for less memory.")] = 1,
+    extend: Annotated[bool, typer.Option("--extend", help="Add members to the run in the folder.")] = False,
     apart: Apart,
     running: Running,
 ) -> None:
@@ -202,92 +169,47 @@ def fit(
     started = context.obj or time.perf_counter()
     from choral.engine import validation
     from choral.engine.compute import Compute, is_far
-    from choral.tables.fit import AUTO, METHOD, check_one_process
+    from choral.recipes import make
+    from choral.tables.fit import AUTO, METHOD, check_members, check_one_process
 
-    _check_method(METHOD if method in (None, AUTO) else method, members)
-    made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
+    check_members(make(METHOD if method in (None, AUTO) else method).name, members)
     limit = None if time_limit is None else validation.Limit.of(time_limit, started)
+    made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
     compute = Compute(**made, device=running.device, time_limit=limit)
     cluster_runs.check_apart(apart, time_limit, extend=extend, overwrite=running.overwrite)
-    silent = running.json or running.quiet
-    shared = joined()
-    apart_or_far = apart.prepare or apart.cluster is not None or extend or shared.several or is_far(out or "")
-    method = METHOD if method is None and apart_or_far else method  # what is chosen is chosen within one process
-    asked = {"method": method, "epochs": epochs, "budget": budget, "members": members, "class_weights": class_weight}
-    words = cluster_runs.Words(data, reading, settings, watching, asked, running.seed, made)
-    ready = words.understood(quiet=silent)
-    problem = ready.problem
+    (rank, processes), far = place(), is_far(out or "")
+    if method is None and (apart.prepare or apart.cluster is not None or extend or processes > 1 or far):
+        method = METHOD  # what is chosen is chosen within one process
+    typed = context.params | {"method": method}
+    ready = cluster_runs.understood(typed, quiet=running.silent)
     validation.rules_of(ready.validation, ready.early_stopping, time_limit, ready.folds)
-    place, folder = cluster_runs.places(out, Path("runs") / f"{_stem(data)}-{ready.name}")
+    usual = Path("runs") / f"{Path(data).name.split('.')[0] or Path(data).name}-{ready.name}"
+    folder = usual if far or out is None else Path(out)  # of this machine, for what is made of the run
+    where = out if out is not None and far else folder
     if ready.candidates:
-        check_one_process(apart.prepare or shared.several or is_far(place))
+        check_one_process(apart.prepare or processes > 1 or far)
     if apart.prepare:
-        cluster_runs.tell_prepared(words, ready, place, apart, running)
+        cluster_runs.tell_prepared(typed, ready, where, apart, running)
         return
-
-    with progress(silent or not shared.speaks, running.shown) as bar, cluster_runs.results_only(apart.cluster):
-        ensemble = ready.run(
-            run_dir=place,
-            seed=running.seed,
-            hearing=bar,
-            progress=False,
-            on_existing="extend" if extend else running.on_existing,
-            compute=replace(compute, data_parallel=shared.several, cluster=cluster_runs.cluster_of(apart.cluster)),
-        )
-    if shared.speaks:
-        ends = math.inf if time_limit is None else started + time_limit
-        _tell(ensemble, problem, folder, ends, told=bar.is_seen, quiet=silent, json=running.json)
-
-
-def _check_method(name: str, members: int | None = None) -> None:
-    """Refuse a method that there is not, or members that it has not, before data is read."""
-    from choral.recipes import METHODS, make
-    from choral.tables.fit import check_members
-
-    if name not in METHODS:
-        make(name)  # raises
-    check_members(name, members)
-
-
-def _tell(ensemble: Any, problem: Any, folder: Path, ends: float, *, told: bool, quiet: bool, json: bool) -> None:
-    """Save an ensemble beside its run, measure it on the rows held out, and say what came out, by `ends` of time.perf_counter.
-
-    What came of each candidate is not said again where the progress `told` it.
-    """
-    from choral.ensemble.ensemble import understood_by
-
-    if not quiet:
-        note(f"choral: understood as {ensemble.task}: {understood_by(ensemble)}.")
-    ended = ended_note(ensemble.info)
-    if ended:
-        note(ended)
+    compute = replace(compute, data_parallel=processes > 1, cluster=cluster_runs.cluster_of(apart.cluster))
+    on_existing = "extend" if extend else running.on_existing
+    silent = running.silent or rank > 0
+    with progress(silent, running.shown) as bar, cluster_runs.results_only(apart.cluster):
+        run: dict[str, Any] = {"run_dir": where, "on_existing": on_existing, "compute": compute}
+        ensemble = ready.run(seed=running.seed, **run, callbacks=bar, progress=False)
+    if rank:
+        return
     saved = folder / "ensemble.choral"
     ensemble.save(saved)
-    row, found = reports.measured(ensemble, problem, folder, ends)
-    auto = ensemble.info.get("auto", {"reasons": [], "tried": []})
-    reasons = auto["reasons"][len(auto["tried"]) * told :]
-    for line in (baseline_note(found), folds_note(ensemble.info), *(f"choral: {reason}." for reason in reasons)):
-        if line:
-            note(line)
-    if json:
-        read = {"columns": problem.table.describe()} if problem.table and problem.table.columns else {}
-        classes = {"classes": found["classes"]} if "classes" in found else {}
-        write_json(row | {"run_dir": str(folder), "saved": str(saved), "task": problem.task} | read | classes)
-        return
-    title = f"{problem.name}: {len(problem.x_test)} rows held out"
-    costs = ("parameters", "train_flops", "train_seconds", "predict_seconds")
-    table(title, ["method", "members", "epochs", *ensemble.likelihood.prediction.shown, *costs], [row])
-    say(f"saved {saved}; predict with: choral predict {saved} NEW.csv; look at it with: choral report {folder}")
-
-
-def _stem(data: str) -> str:
-    """Return a data file's name without its ending.
-
-    >>> _stem("a/houses.csv.gz"), _stem("digits")
-    ('houses', 'digits')
-    """
-    name = Path(data).name
-    return name.split(".")[0] or name
+    ends = None if time_limit is None else started + time_limit
+    row, found = told(ensemble, ready.problem, folder, ends, heard=bar.is_seen, quiet=running.silent)
+    if running.json:
+        write_json(row | {"run_dir": str(folder), "saved": str(saved)} | found)
+    else:
+        title = f"{ready.problem.name}: {len(ready.problem.x_test)} rows held out"
+        costs = ("parameters", "train_flops", "train_seconds", "predict_seconds")
+        table(title, ["method", "members", "epochs", *ensemble.likelihood.prediction.shown, *costs], [row])
+        say(f"saved {saved}; predict with: choral predict {saved} NEW.csv; look at it with: choral report {folder}")
 
 
 @app.command()
@@ -298,16 +220,11 @@ def compare(
     methods: Annotated[str, typer.Option(help="Names with commas, or all.")] = "all",
     budget: Annotated[int, typer.Option(min=1, help="Of each method, in epochs of one network.")] = 60,
     equal: Annotated[
-        str, typer.Option(help="What is the same for all methods: operations of training, or epochs.")
+        Literal["operations", "epochs"], typer.Option(help="What is the same for all methods.")
     ] = "operations",
     members: Members = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=2, help="Seeds, counted from --seed: means, spread, and what is noise.")
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(help="Folder of the comparison and its report; the same command resumes. Default: none."),
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Seeds, from --seed on: means, and what is noise.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the comparison and its report, where it resumes.")] = None,
     reading: Reading,
     settings: Settings,
     cluster: OnCluster = None,
@@ -317,36 +234,34 @@ def compare(
 
     Example: choral compare houses.csv --target price --methods single,deep_ensemble,snapshot
     """
-    from choral.comparison.compare import compared, recipes_for, spending_of
+    from choral.comparison.compare import compare as run
     from choral.engine.compute import Compute
+    from choral.recipes import make
+    from choral.report import write_report
+    from choral.tables.defaults import factory, training_for
 
-    names = _named(methods)
+    names: Any = [make(n.strip()).name for n in methods.split(",") if n.strip()] if methods != "all" else "all"
     if cluster is not None and out is None:
         raise InputError("--cluster needs --out, a folder that all its machines see; give one.")
-    compute = Compute(
-        executor=running.executor,  # type: ignore[arg-type]  # checked by Compute
-        device=running.device,
-        precision=running.precision,  # type: ignore[arg-type]  # checked by Compute
-        cluster=cluster_runs.cluster_of(cluster),
-    )
-    silent = running.json or running.quiet
-    problem, build, training = prepare(data, reading, settings, quiet=silent)
-    spending = spending_of(build, problem, {"likelihood": reading.likelihood}, equal=equal)
-    recipes = recipes_for(names, budget=budget, members=members, training=training, spending=spending)
-    known = {recipe.name: recipe for recipe in recipes}
-    with progress(silent, running.shown) as bar, cluster_runs.results_only(cluster):
-        comparison = compared(
-            build,
+    made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "device": running.device}
+    compute = Compute(**made, cluster=cluster_runs.cluster_of(cluster))
+    problem = read_problem(data, reading, quiet=running.silent)
+    with progress(running.silent, running.shown) as bar, cluster_runs.results_only(cluster):
+        comparison = run(
+            factory(problem, reading.model),
             problem,
-            recipes,
+            names,
             budget=budget,
-            equal=equal,  # type: ignore[arg-type]  # checked by spending_of
+            equal=equal,
             members=members,
-            training=training,
+            training=training_for(problem, **asdict(settings)),
             run_dir=out,
             seed=running.seed if seeds is None else range(running.seed, running.seed + seeds),
-            options={"likelihood": reading.likelihood, "on_existing": running.on_existing, "compute": compute},
-            hearing=lambda name: bar(name, known[name].epochs, known[name].length),
+            likelihood=reading.likelihood,
+            on_existing=running.on_existing,
+            compute=compute,
+            callbacks=bar,
+            progress=False,
         )
     if running.json:
         write_json(comparison.to_dict() | {"findings": comparison.findings})
@@ -355,34 +270,14 @@ def compare(
         title = f"{problem.name}: {rows}, each with the {equal} of {budget} epoch{'' if budget == 1 else 's'} of one network"
         show_comparison(title, comparison)
     if out is not None:
-        page = reports.report_of_comparison(Path(out))
+        try:
+            page = f"; the report is {write_report(out)}"
+        except InputError as error:  # matplotlib is missing
+            page = ""
+            note(f"choral: no report was written: {error}")
         if not running.json:
-            say(f"everything is in {out}" + (f"; the report is {page}" if page else ""))
+            say(f"everything is in {out}{page}")
 
 
-def _named(methods: str) -> list[str]:
-    """Return the methods that a text names with commas."""
-    from choral.recipes import METHODS
-
-    if methods.strip() == "all":
-        return list(METHODS)
-    names = [m.strip() for m in methods.split(",") if m.strip()]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if not names or twice:
-        what = f"{twice[0]} twice" if twice else "no method"
-        raise InputError(f"--methods names {what}; give each once, such as single,deep_ensemble, or all.")
-    for name in names:
-        _check_method(name)
-    return names
-
-
-for command in (
-    prediction.predict,
-    reports.evaluate,
-    reports.report,
-    deployment.export,
-    deployment.serve,
-    cluster_runs.leaves,
-    cluster_runs.run_leaf,
-):
+for command in (predict, evaluate, report, export, serve, cluster_runs.leaves, cluster_runs.run_leaf):
     app.command()(command)

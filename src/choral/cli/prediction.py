@@ -1,10 +1,15 @@
-"""The command that predicts. A file of predictions is what its name ends in, and never written over an input."""
+"""The commands that use a saved ensemble: predict, export and serve.
+
+A file of predictions is what its name ends in, and is never written over an input.
+"""
 
 import io
 import os
+import re
 import sys
 import time
-from itertools import count
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,21 +22,15 @@ from choral.cli.output import json_text, note, say, write_json
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".json", ".parquet", ".xlsx")
 _SHOWN = 10  # rows in a terminal
 _TOLD = 5.0  # seconds between words about progress
+_FORMULA = re.compile(r" *(?![-+]?(?:\d+\.?\d*|\.\d+|inf|nan)(?:e[-+]?\d+)?\s*$)[=+\-@\t\r\n]", re.IGNORECASE)
 
 
 def predict(
     ensemble: Saved,
     data: Annotated[Path, typer.Argument(help="A table (.csv, .tsv, .parquet, .xlsx), or an .npz with x.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File for the predictions: .csv, .tsv, .json, .parquet or .xlsx; printed if left out."),
-    ] = None,
-    id: Annotated[
-        list[str] | None, typer.Option(help="Column of the table to show beside predictions; may be repeated.")
-    ] = None,
-    keep_columns: Annotated[
-        bool, typer.Option("--keep-columns", help="Show every column of the table beside predictions.")
-    ] = False,
+    out: Annotated[Path | None, typer.Option(help="File to write: .csv, .tsv, .json, .parquet or .xlsx.")] = None,
+    id: Annotated[list[str] | None, typer.Option(help="Column to show beside predictions; may be repeated.")] = None,
+    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Show all columns beside predictions.")] = False,
     json: Json = False,
 ) -> None:
     """Predict with a saved ensemble: one line for each row, with how sure it is.
@@ -41,35 +40,37 @@ def predict(
     import pandas as pd
 
     from choral.deploy.stream import is_large
+    from choral.engine.files import write_bytes
     from choral.fit import load
+    from choral.tables.table import unit_in_words
 
     if out is not None:
         _check_out(out, data, ensemble)
     loaded = load(ensemble)
+    about = loaded.table
+    if about is not None and about.task == "regression" and about.unit:
+        note(f"choral: '{about.target}' is predicted as training had it: {unit_in_words(about.unit)}.")
     if out is not None and not json and is_large(data, out):
         done = _predict_large(loaded, data, out, id or [], everything=keep_columns)
-        _say_unit(loaded.table)
-        note(f"choral: {done} predictions written to {out}")
+        note(f"choral: {done:,} predictions written to {out}")
         return
-    x, frame = rows_to_predict(loaded, data)
-    beside = _beside(loaded, frame, data, id or [], keep_columns)
-    own = predicted(loaded, x, str(data)).columns()
-    _say_unit(loaded.table)
-    names = free_names(list(beside), ("row", *own))
-    found = pd.DataFrame({"row": range(len(x))} | {names[n]: v for n, v in beside.items()} | own)
+    x, _, frame = read_rows(loaded, data)
+    with called(data):
+        own = loaded._predictive(x).columns()
+    beside = _beside(loaded, frame, data, id or [], ("row", *own), everything=keep_columns)
+    found = pd.DataFrame({"row": range(len(x))} | beside | own)
     if out is not None:
-        from choral.engine.files import write_bytes
-
-        write_bytes(out, _encoded(out, found))
+        write_bytes(out, _encoded(out.name.lower(), found))
         note(f"choral: {len(found)} predictions written to {out}")
     if json:
-        write_json(_records(found))
+        sys.stdout.write(_records(found))
     elif out is None and sys.stdout.isatty():
-        with pd.option_context("display.max_columns", 0, "display.float_format", _rounded):  # 0: as many as fit
+        rounded = lambda v: f"{v:.4f}" if abs(v) < 10 else f"{v:,.2f}"  # noqa: E731
+        with pd.option_context("display.max_columns", 0, "display.float_format", rounded):  # 0: as many as fit
             say(repr(found[:_SHOWN].set_index("row")))
         say(f"{min(len(found), _SHOWN)} of {len(found):,} rows, rounded; --out predictions.csv writes all of them.")
     elif out is None:
-        sys.stdout.write(_csv(found))
+        sys.stdout.write(_encoded(".csv", found).decode())
 
 
 def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everything: bool) -> int:
@@ -77,17 +78,15 @@ def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everyt
     import pandas as pd
 
     from choral.deploy.stream import by_chunks
-    from choral.tables.reading import as_frame
 
-    check_kind(loaded, str(data))
-    names, told = dict[str, str](), [time.monotonic()]
+    check_kind(loaded, data)
+    told = [time.monotonic()]
 
-    def made(chunk: Any, first: int) -> Any:
-        frame = as_frame(chunk.set_axis([str(name).strip() for name in chunk.columns], axis=1), str(data))
-        own = predicted(loaded, loaded.table.inputs(frame, path=str(data)), str(data)).columns()
-        if not names:  # said once
-            names.update(free_names(beside_names(loaded, list(frame.columns), data, ids, everything), ("row", *own)))
-        beside = {new: frame[name].array for name, new in names.items()}
+    def made(frame: Any, first: int) -> Any:
+        frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
+        with called(data):
+            own = loaded._predictive(frame).columns()
+        beside = _beside(loaded, frame, data, ids, ("row", *own), everything=everything, tell=first == 0)
         return pd.DataFrame({"row": range(first, first + len(frame))} | beside | own)
 
     def tell(done: int, rows: int) -> None:
@@ -95,15 +94,16 @@ def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everyt
             told[0] = time.monotonic()
             note(f"choral: {done:,} of {rows:,} rows; if this is stopped, the same command goes on")
 
-    return by_chunks(data, out, made, key=f"{loaded._digest} {sorted(ids)} {everything}", tell=tell)
+    return by_chunks(data, out, made, key=f"{loaded._digest} {ids} {everything}", tell=tell)
 
 
-def predicted(loaded: Any, x: Any, name: str) -> Any:
-    """Return the prediction of an ensemble; errors name the data."""
+@contextmanager
+def called(data: Any) -> Iterator[None]:
+    """Let errors within the block name the data."""
     try:
-        return loaded._predictive(x)
+        yield
     except InputError as error:
-        raise InputError(f"{name}: {error}") from error
+        raise InputError(f"{data}: {error}") from error
 
 
 def _check_out(path: Path, data: Path, ensemble: Path) -> None:
@@ -123,39 +123,24 @@ def _check_out(path: Path, data: Path, ensemble: Path) -> None:
         )
 
 
-def _encoded(path: Path, found: Any) -> bytes:
-    """Return predictions as bytes of the kind of file that a path names."""
-    name, held = path.name.lower(), io.BytesIO()
+def _encoded(name: str, found: Any) -> bytes:
+    """Return predictions as bytes of the kind of file that a name ends in; nothing in text is a formula to a spreadsheet."""
+    held, safe = io.BytesIO(), found.rename(columns=plain_cell).map(plain_cell)
     if name.endswith(".json"):
-        return json_text(_records(found)).encode()
-    if name.endswith(".parquet"):
+        held.write(_records(found).encode())
+    elif name.endswith(".parquet"):
         found.to_parquet(held, index=False)
     elif name.endswith(".xlsx"):
-        _without_formulas(found).to_excel(held, index=False)
+        safe.to_excel(held, index=False)
     else:
-        import gzip
-
-        text = _csv(found, "\t" if ".tsv" in name else ",").encode()
-        return gzip.compress(text, mtime=0) if name.endswith(".gz") else text
+        packed = {"method": "gzip", "mtime": 0} if name.endswith(".gz") else None
+        safe.to_csv(held, index=False, sep="\t" if ".tsv" in name else ",", lineterminator="\n", compression=packed)
     return held.getvalue()
 
 
-def _csv(found: Any, separator: str = ",") -> str:
-    return str(_without_formulas(found).to_csv(index=False, sep=separator, lineterminator="\n"))
-
-
-def _rounded(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
-
-
-def _records(found: Any) -> list[dict[str, Any]]:
-    """Return rows as dicts of plain types, None for a missing value."""
-    return found.astype(object).where(found.notna(), None).to_dict("records")
-
-
-def _without_formulas(found: Any) -> Any:
-    """Return a table whose names and cells no spreadsheet takes for a formula."""
-    return found.rename(columns=plain_cell).map(plain_cell)
+def _records(found: Any) -> str:
+    """Return rows as JSON, null for a missing value."""
+    return json_text(found.astype(object).where(found.notna(), None).to_dict("records"))
 
 
 def plain_cell(value: Any) -> Any:
@@ -164,81 +149,111 @@ def plain_cell(value: Any) -> Any:
     >>> [plain_cell(v) for v in ("=1+1", "@a", "-1", "- a", -0.5, "b")]
     ["'=1+1", "'@a", '-1', "'- a", -0.5, 'b']
     """
-    if isinstance(value, str) and value.lstrip(" ")[:1] in ("=", "+", "-", "@", "\t", "\r", "\n") and value.strip(" "):
-        try:
-            float(value)
-        except ValueError:
-            return "'" + value
-    return value
+    return f"'{value}" if _FORMULA.match(str(value)) else value
 
 
-def _say_unit(table: Any) -> None:
-    """Say in which unit numbers are predicted, if their column has one."""
-    from choral.tables.table import unit_in_words
-
-    if table is not None and table.task == "regression" and table.unit:
-        note(f"choral: '{table.target}' is predicted as training had it: {unit_in_words(table.unit)}.")
-
-
-def rows_to_predict(loaded: Any, data: Path) -> tuple[Any, Any]:
-    """Return inputs as the ensemble was trained on, and the table they come from (None for arrays)."""
-    from choral.data.arrays import read_inputs
+def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, Any, Any]:
+    """Return a file's inputs as the ensemble was trained on, its targets if they are wanted, and the table (None for arrays)."""
+    from choral.data.arrays import read_inputs, read_labeled
     from choral.tables.reading import ENDINGS, ending, read_table
+    from choral.tables.table import with_target
 
-    check_kind(loaded, str(data))
+    table, arrays = loaded.table, data.suffix.lower() == ".npz"
+    check_kind(loaded, data)
     if ending(data):
         frame = read_table(data)
-        return loaded.table.inputs(frame, path=str(data)), frame
-    if data.suffix.lower() != ".npz" or not data.exists():
+        frame = with_target(frame, table.target, str(data)) if targets else frame
+        y = table.targets(frame, path=str(data)) if targets else None
+        return table.inputs(frame, path=str(data)), y, frame
+    if not arrays or not data.exists():
         what = "is of no kind choral reads" if data.exists() else "does not exist"
         raise InputError(f"{data} {what}; give a file ending in .npz, {', '.join(ENDINGS)}.")
-    return read_inputs(data), None
+    return *(read_labeled(data) if targets else (read_inputs(data), None)), None
 
 
-def check_kind(loaded: Any, data: str) -> None:
+def check_kind(loaded: Any, data: Path) -> None:
     """Raise InputError for a table where an ensemble was fitted on arrays, or the other way round."""
     from choral.tables.reading import ending
 
-    fitted_on_table = loaded.table is not None and bool(loaded.table.columns)
-    if ending(Path(data)) and not fitted_on_table:
+    on_table = loaded.table is not None and bool(loaded.table.columns)
+    if ending(data) and not on_table:
         raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
-    if fitted_on_table and Path(data).suffix.lower() == ".npz":
+    if on_table and data.suffix.lower() == ".npz":
         raise InputError(f"{data} holds arrays, but this ensemble was fitted on a table; give one with its columns.")
 
 
-def _beside(loaded: Any, frame: Any, data: Path, ids: list[str], everything: bool) -> dict[str, Any]:
-    """Return the columns of a table to show beside predictions, by name."""
+def _beside(
+    loaded: Any, frame: Any, data: Path, ids: list[str], own: tuple[str, ...], *, everything: bool, tell: bool = True
+) -> dict[str, Any]:
+    """Return the columns of a table to show beside predictions, by names that these do not have; `tell` says which are others."""
     if frame is None:
         if ids or everything:
-            raise InputError(
-                f"{'--id' if ids else '--keep-columns'} is about a table, but {data} holds arrays; leave it out."
-            )
+            asked = "--id" if ids else "--keep-columns"
+            raise InputError(f"{asked} is about a table, but {data} holds arrays; leave it out.")
         return {}
-    wanted = beside_names(loaded, [str(c) for c in frame.columns], data, ids, everything)
-    return {name: frame[name].array for name in wanted}
-
-
-def beside_names(loaded: Any, names: list[str], data: Path, ids: list[str], everything: bool) -> list[str]:
-    """Return which of a table's columns to show beside predictions."""
+    names, found = list(frame.columns), {}
     for name in ids:
         if name not in names:
             shown = ", ".join(names[:20])
             raise InputError(f"--id: {data} has no column '{name}'; it has {shown}.{did_you_mean(name, names)}")
-    return names if everything else [*dict.fromkeys([*(n for n in loaded.table.beside if n in names), *ids])]
-
-
-def free_names(names: list[str], own: tuple[str, ...]) -> dict[str, str]:
-    """Return a name of its own for each column of the table: another one where predictions have one of the same name.
-
-    >>> free_names(["mean", "input_mean", "size"], ("mean",))
-    {'mean': 'input_mean_2', 'input_mean': 'input_mean', 'size': 'size'}
-    """
-    taken, found = {*names, *own}, {}
-    for name in names:
-        found[name] = name
-        if name in own:
-            free = (f"input_{name}" + (f"_{i}" if i > 1 else "") for i in count(1))
-            found[name] = next(other for other in free if other not in taken)
-            taken.add(found[name])
-            note(f"choral: the table's column '{name}' is shown as '{found[name]}': predictions have one of that name.")
+    for name in names if everything else [*(n for n in loaded.table.beside if n in names), *ids]:
+        free = name
+        while free in own or (free != name and free in names):
+            free = f"input_{free}"
+        if free != name and tell:
+            note(f"choral: the table's column '{name}' is shown as '{free}': predictions have one of that name.")
+        found[free] = frame[name].array
     return found
+
+
+def export(
+    ensemble: Saved,
+    to: Annotated[Path, typer.Option(help="The file to write: .onnx, or .pt2 for torch.export.")],
+    data: Annotated[Path | None, typer.Option(help="Rows by which the graph is tried.")] = None,
+    members: Annotated[bool, typer.Option("--members", help="Let it return what each member predicts too.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a saved ensemble as one graph that predicts with its uncertainty, without choral.
+
+    Example: choral export runs/houses-auto --to model.onnx
+    """
+    from choral.deploy.export import describe
+    from choral.fit import load
+
+    loaded = load(ensemble)
+    loaded.export(to, None if data is None else read_rows(loaded, data)[0], with_members=members)
+    about = describe(loaded)
+    if json:
+        write_json({name: about[name] for name in ("method", "task", "members", "level", "digest")} | {"path": str(to)})
+    else:
+        say(f"saved {to}, which predicts as {ensemble} does; answer requests with it: choral serve {to}")
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="An .onnx of choral export, or a saved ensemble.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8080,
+    delay: Annotated[float, typer.Option(min=0, max=1000, help="Milliseconds a request waits for a batch.")] = 2.0,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of one request, and of one batch, at most.")] = 1024,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that wait, at most.")] = 64,
+    body: Annotated[int, typer.Option(min=1, help="Megabytes of one request, at most.")] = 16,
+    json: Json = False,
+) -> None:
+    """Answer over HTTP: the Open Inference Protocol v2, rows of tables (/predict), /metrics, and a page at /.
+
+    With CHORAL_TOKEN in the environment, requests must bring it as Authorization: Bearer.
+
+    Example: choral serve model.onnx --port 8080
+    """
+    from choral.deploy.serve import Limits, application, load_model, server
+
+    token = os.environ.get("CHORAL_TOKEN") or None
+    if host not in ("127.0.0.1", "::1", "localhost") and token is None:
+        note(f"choral: everyone who reaches {host} may ask; set CHORAL_TOKEN to ask for a token.")
+    limits = Limits(body=body << 20, rows=rows, queue=queue, delay=delay / 1000)
+    app = application(load_model(model), limits=limits, token=token)
+    if json:
+        write_json({"model": str(model), "url": f"http://{host}:{port}/"})
+    else:
+        note(f"choral: {model} at http://{host}:{port}/ (stop with Ctrl-C)")
+    server(app, host=host, port=port).run()

@@ -13,6 +13,7 @@ With CHORAL_DEBUG=1 in the environment the traceback is shown as well.
 
 import contextlib
 import gc
+import io
 import os
 import signal
 import sys
@@ -20,7 +21,6 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -28,33 +28,45 @@ import typer
 from choral.base.errors import ChoralError
 from choral.cli.output import note
 
-_USAGE: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
+_Usage: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
 _LONGEST = 1000  # characters of a sentence
-_INTERRUPTED = 130
 _AGAIN = "run the same command again to go on from the last checkpoint."
-_MISTAKES = (ValueError, RuntimeError, ImportError, EOFError, zipfile.BadZipFile)
 
 
 def guarded(run: Callable[[], int]) -> int:
     """Return the exit code of a command; every error is said in one sentence on standard error."""
-    with _ended_by_signals() as interrupts, _warnings_said():
-        try:
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", category=DeprecationWarning)  # for programmers, not for users
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.showwarning = lambda message, *place, **more: note(f"choral: {_line(str(message))}")
             code = run()
-            if code == _INTERRUPTED:  # typer has caught it
+            if code == 130:  # typer has caught it
                 raise KeyboardInterrupt
             sys.stdout.flush()
             return code
-        except BaseException as error:
-            if isinstance(error, SystemExit):
-                return error.code if isinstance(error.code, int) else int(bool(error.code))
-            code, text = said(KeyboardInterrupt() if interrupts else error)  # an import cut short may raise anything
-            if code == 1 or os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
-                traceback.print_exc()
-            if text:
-                note(f"choral: {text}")
-            return code
-        finally:
-            _leave_no_output()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException as error:
+        code, text = said(error)
+        if code == 1 or os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
+            traceback.print_exc()
+        if text:
+            note(f"choral: {text}")
+        return code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):  # said above; the interpreter is not to try once more as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _terminate(number: int, frame: Any) -> None:
+    note(f"choral: terminated; {_AGAIN}")
+    raise SystemExit(128 + number)
 
 
 def said(error: BaseException) -> tuple[int, str]:
@@ -63,27 +75,28 @@ def said(error: BaseException) -> tuple[int, str]:
     >>> said(FileNotFoundError(2, "No such file or directory", "a.csv"))
     (2, 'a.csv cannot be used (No such file or directory); check the path, its permissions and the space left.')
     """
-    if any(isinstance(e, KeyboardInterrupt) for e in _chain(error)):
-        return _INTERRUPTED, f"interrupted; {_AGAIN}"
-    if isinstance(error, ChoralError):
-        return 2, _line(str(error))
-    if isinstance(error, _USAGE):
-        where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "choral"
-        return 2, f"{_line(error.format_message()).rstrip('.')}; see {where} --help."
-    if isinstance(error, BrokenPipeError):
-        return 0, ""
-    if isinstance(error, OSError):
-        names = " and ".join(str(n) for n in (error.filename, error.filename2) if n is not None)
-        reason = error.strerror or _line(str(error)) or type(error).__name__
-        return 2, f"{names or 'a file'} cannot be used ({reason}); check the path, its permissions and the space left."
-    if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
-        return (
-            2,
-            "there is not enough memory for this; give fewer rows or a smaller network, --members or --batch-size.",
-        )
-    if isinstance(error, _MISTAKES):
-        reason = _line(str(error)) or type(error).__name__
-        return 2, f"{reason.rstrip('.')} (CHORAL_DEBUG=1 shows where)."
+    text = _line(str(error)) or type(error).__name__
+    if any(isinstance(e, KeyboardInterrupt) for e in (error, error.__cause__, error.__context__)):
+        return 130, f"interrupted; {_AGAIN}"  # an import that is cut short raises an ImportError from it
+    if "not enough memory" in text or "out of memory" in text:
+        error = MemoryError()
+    match error:
+        case ChoralError():
+            return 2, text
+        case _Usage():
+            where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "choral"
+            return 2, f"{_line(error.format_message()).rstrip('.')}; see {where} --help."
+        case BrokenPipeError():
+            return 0, ""
+        case OSError():
+            names = " and ".join(str(n) for n in (error.filename, error.filename2) if n is not None) or "a file"
+            reason = error.strerror or text
+            return 2, f"{names} cannot be used ({reason}); check the path, its permissions and the space left."
+        case MemoryError():
+            less = "give fewer rows or a smaller network, --members or --batch-size"
+            return 2, f"there is not enough memory for this; {less}."
+        case ValueError() | RuntimeError() | ImportError() | EOFError() | zipfile.BadZipFile():
+            return 2, f"{text.rstrip('.')} (CHORAL_DEBUG=1 shows where)."
     return 1, _line(f"unexpected {type(error).__name__}: {error}; it is a mistake of choral, please report it.")
 
 
@@ -92,110 +105,27 @@ def _line(text: str) -> str:
     return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[list[int]]:
-    """Let SIGTERM end a command as the keyboard does: with a sentence, after files are closed; yield the interrupts seen."""
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: Any) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate)}
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background of a shell
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupts
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _terminate(number: int, frame: Any) -> None:
-    note(f"choral: terminated; {_AGAIN}")
-    raise SystemExit(128 + number)
-
-
-@contextlib.contextmanager
-def _warnings_said() -> Iterator[None]:
-    """Say warnings as sentences, without the line of code they come from."""
-
-    def show(message: Warning | str, *place: Any, **more: Any) -> None:
-        note(f"choral: {_line(str(message))}")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # for programmers, not for users
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.showwarning = show
-        yield
-
-
-def _leave_no_output() -> None:
-    """Let nothing be written when the interpreter ends: what cannot be written by then has been said."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@dataclass(frozen=True)
-class Processes:
-    """Number of this process, and how many there are."""
-
-    rank: int = 0
-    size: int = 1
-
-    @property
-    def several(self) -> bool:
-        """Whether batches are shared."""
-        return self.size > 1
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this one says and writes what comes out."""
-        return self.rank == 0
-
-
-def started_by_torchrun() -> bool:
-    """Return whether this process is one of several that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def joined() -> Processes:
-    """Return the processes that this one has joined."""
-    if not started_by_torchrun():
-        return Processes()
-    import torch.distributed as dist
-
-    return Processes(dist.get_rank(), dist.get_world_size())
+def place() -> tuple[int, int]:
+    """Return the rank of this process among those that torchrun started, and how many there are; (0, 1) without torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0, 1
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextlib.contextmanager
 def processes() -> Iterator[None]:
     """Join the processes that torchrun started, for a block of code; all but the first are silent in it."""
-    if not started_by_torchrun():
+    rank, size = place()
+    if size == 1:
         yield
         return
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    quiet = io.StringIO() if rank else None
     try:
-        with contextlib.ExitStack() as stack:
-            if dist.get_rank():
-                nowhere = stack.enter_context(open(os.devnull, "w"))
-                stack.enter_context(contextlib.redirect_stdout(nowhere))
-                stack.enter_context(contextlib.redirect_stderr(nowhere))
+        with contextlib.redirect_stdout(quiet or sys.stdout), contextlib.redirect_stderr(quiet or sys.stderr):
             yield
         # Leave together: gloo's threads still release tensors of the last exchange, which a process that ends meanwhile does not survive.
         with contextlib.suppress(RuntimeError):  # another process failed, and torchrun says so

@@ -1,4 +1,4 @@
-"""The commands that measure and show: evaluate and report."""
+"""What is measured and shown of an ensemble: the commands evaluate and report, and the end of fit."""
 
 import time
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError
-from choral.cli.options import Json, Saved, baseline_note
+from choral.cli.options import Json, Saved
 from choral.cli.output import note, say, table, write_json
-from choral.cli.prediction import check_kind, predicted
+from choral.cli.prediction import called, read_rows
 
 _LISTED = 40  # columns of a table of importance
 
@@ -19,15 +19,10 @@ def evaluate(
     data: Annotated[str, typer.Argument(help="Labeled data: a built-in name, an .npz file or a table.")],
     ood: Annotated[str | None, typer.Option(help="Other data, to see whether it is told apart.")] = None,
     corruptions: Annotated[str | None, typer.Option(help="all, or names with commas; images only.")] = None,
-    holdout: Annotated[
-        float, typer.Option(min=0.01, max=0.9, help="Part of built-in data kept for testing, as given to fit.")
-    ] = 0.25,
-    held_out: Annotated[
-        bool, typer.Option("--held-out", help="Score only the rows of a table that fit kept for testing (--holdout).")
-    ] = False,
+    holdout: Annotated[float, typer.Option(min=0.01, max=0.9, help="Of built-in data, as given to fit.")] = 0.25,
+    held_out: Annotated[bool, typer.Option("--held-out", help="Score only rows that were not trained on.")] = False,
     importance: Annotated[
-        bool,
-        typer.Option("--importance", help="Show how much worse the scores get without each column, and what it does."),
+        bool, typer.Option("--importance", help="Show what each column does for the scores.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the result in the run folder, for choral report.")] = False,
     json: Json = False,
@@ -36,10 +31,9 @@ def evaluate(
 
     Example: choral evaluate runs/houses-auto houses.csv --held-out
     """
-    from choral.comparison.evaluation import judge, make_trial, row_of
-    from choral.comparison.evaluation import keep as write
-    from choral.comparison.importance import importance as weigh
-    from choral.comparison.importance import parts_of
+    from choral.comparison import evaluation
+    from choral.comparison import importance as columns
+    from choral.data.sources import as_targets
     from choral.fit import load
 
     if keep and not ensemble.is_dir():
@@ -48,24 +42,23 @@ def evaluate(
     x, y, shape = _rows_of(loaded, data, holdout, targets=True)
     x, y = _not_trained_on(loaded, data, x, y, alone=held_out)
     other = None if ood is None else _rows_of(loaded, ood, holdout, targets=False)[0]
+    with called(data):
+        loaded.likelihood.check_judged(as_targets(y), tuple(loaded.outputs(x[:1]).shape[2:]))
     if other is not None:
-        predicted(loaded, other[:1], str(ood))  # says what is wrong with them before anything is measured
-    trial = make_trial(
-        x, y, ood=other, ood_name=f"the inputs of {ood}", corruptions=corruptions or (), image_shape=shape
-    )
-    _check_labels(loaded, x, y, data)
-    if importance:
-        parts_of(loaded, x)  # refuses images before anything is measured
-    found = judge(loaded, trial) | ({"importance": weigh(loaded, x, y)} if importance else {})
+        with called(ood):
+            loaded.outputs(other[:1])  # says what is wrong with them before anything is measured
+    strange: dict[str, Any] = {"ood": other, "ood_name": f"the inputs of {ood}"}
+    trial = evaluation.make_trial(x, y, **strange, corruptions=corruptions or (), image_shape=shape)
+    found = evaluation.judge(loaded, trial)
+    found |= {"importance": columns.importance(loaded, x, y)} if importance else {}
     if keep:
-        write(ensemble, loaded, found, trial)
-    worse = baseline_note(found)
-    if worse:
-        note(worse)
+        evaluation.keep(ensemble, loaded, found, trial)
+    _note_baseline(found)
+    row = evaluation.row_of(loaded, found)
     if json:
-        write_json(row_of(loaded, found) | {"evaluation": found})
+        write_json(row | {"evaluation": found})
         return
-    _show(f"{ensemble} on {data}: {len(x)} rows", row_of(loaded, found), found, data, ood)
+    _show(f"{ensemble} on {data}: {len(x)} rows", row, found, data, ood)
     if keep:
         say(f"kept in {ensemble / 'evaluation.json'}; show it with: choral report {ensemble}")
 
@@ -83,7 +76,16 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
         ]
         table("by class", list(rows[0]), rows)
     if "importance" in found:
-        _show_importance(**found["importance"])
+        measure, columns = found["importance"]["measure"], found["importance"]["columns"]
+        rows = [
+            {"column": r["column"], f"{measure} worse by": r["worse"][measure], "error": r["error"][measure]}
+            | {"lowest member": min(r["members"][measure]), "highest member": max(r["members"][measure])}
+            | {f"{name} worse by": value for name, value in r["worse"].items() if name != measure}
+            for r in columns[:_LISTED]
+        ]
+        table("scores when the cells of one column are exchanged between rows", list(rows[0]), rows)
+        if len(columns) > _LISTED:
+            say(f"{len(columns) - _LISTED:,} more columns matter less; --json has them.")
     if "ood" in found:
         rows = [{"score": name} | values for name, values in found["ood"]["scores"].items()]
         table(f"{data} against {ood}", list(rows[0]), rows)
@@ -96,37 +98,13 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
         table(f"corruptions of {found['corruptions']['rows']} rows", list(rows[0]), rows)
 
 
-def _show_importance(measure: str, columns: list[dict[str, Any]], **_: Any) -> None:
-    """Print what each column does for the scores; members are alike where lowest and highest are near each other."""
-    others = [n for n in columns[0]["worse"] if n != measure]
-    rows = [
-        {"column": r["column"], f"{measure} worse by": r["worse"][measure], "error": r["error"][measure]}
-        | {"lowest member": min(r["members"][measure]), "highest member": max(r["members"][measure])}
-        | {f"{name} worse by": r["worse"][name] for name in others}
-        for r in columns[:_LISTED]
-    ]
-    table("scores when the cells of one column are exchanged between rows", list(rows[0]), rows)
-    if len(columns) > _LISTED:
-        say(f"{len(columns) - _LISTED:,} more columns matter less; --json has them.")
-
-
 def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
     """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
-    from choral.data.arrays import read_inputs, read_labeled
-    from choral.data.problems import origin_of
+    from choral.data.problems import BUILT_IN, origin_of
     from choral.tables.problems import load_problem
-    from choral.tables.reading import ending, read_table
-    from choral.tables.table import with_target
 
-    check_kind(loaded, data)
-    if ending(Path(data)):
-        frame = read_table(Path(data))
-        if targets:
-            frame = with_target(frame, loaded.table.target, data)
-        x = loaded.table.inputs(frame, path=data)
-        return x, loaded.table.targets(frame, path=data) if targets else None, None
-    if Path(data).suffix.lower() == ".npz" and Path(data).exists():
-        return *(read_labeled(Path(data)) if targets else (read_inputs(Path(data)), None)), None
+    if data not in BUILT_IN:
+        return *read_rows(loaded, Path(data), targets=targets)[:2], None
     problem = load_problem(data, holdout=holdout)
     origin = loaded.table.origin if loaded.table is not None else ""
     if origin.startswith(f"{data} ") and origin != origin_of(data, holdout):
@@ -140,35 +118,18 @@ def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[
 def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> tuple[Any, Any]:
     """Return the rows to measure, and say how many of them were trained on."""
     seen = loaded.table.seen if loaded.table is not None else None
-    if seen is None:
-        if alone:
-            raise InputError("--held-out: the training rows of this ensemble are not known; leave it out.")
+    if seen is None and not alone:
         return x, y
-    known = seen.find(x, y)
+    known: Any = None if seen is None else seen.find(x, y)
     if alone:
-        if known.all():
-            raise InputError(
-                f"--held-out: every row of {data} is one that was trained on (or equals one), so none is left to measure."
-            )
+        if known is None or known.all():
+            why = "the training rows are not known" if known is None else f"every row of {data} was trained on"
+            raise InputError(f"--held-out: {why}, so no row is left to measure; leave it out.")
         return x[~known], y[~known]
     if known.mean() > 1e-4:  # one in 70,000 is taken for known that is not
         rest = "" if known.all() else "; --held-out measures the others alone"
         note(f"choral: {known.sum():,} of {len(known):,} rows of {data} were trained on, so the scores flatter{rest}.")
     return x, y
-
-
-def _check_labels(loaded: Any, x: Any, y: Any, data: str) -> None:
-    """Raise InputError if targets are not of the kind that the ensemble predicts, or name classes it has not."""
-    prediction = predicted(loaded, x[:1], data)
-    real = getattr(y, "dtype", None) is not None and y.dtype.kind == "f"
-    if loaded.task == "classification":
-        classes = prediction.probs.shape[-1]
-        if real or int(y.max()) >= classes:
-            what = "real numbers" if real else f"the class {int(y.max())}"
-            raise InputError(f"{data} holds {what} as targets, but the ensemble knows the classes 0 to {classes - 1}.")
-    elif loaded.task == "regression" and not real:
-        raise InputError(f"{data} holds classes as targets, but the ensemble predicts numbers; give data like its own.")
-    prediction.targets(y[:1])
 
 
 def report(
@@ -189,48 +150,72 @@ def report(
     else:
         say(f"report: {page}")
     if show:
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
+        typer.launch(str(page.resolve()))
 
 
-def measured(ensemble: Any, problem: Any, folder: Path, ends: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the row of a fitted ensemble and the whole evaluation, which its run folder keeps.
+def told(
+    ensemble: Any, problem: Any, folder: Path, ends: float | None, *, heard: bool, quiet: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measure a fitted ensemble on the rows held out and say what came out; return its row, and what else --json has.
 
-    The importance of columns is left out if it would take longer than until `ends`, by time.perf_counter.
+    The run folder keeps the evaluation. The importance of columns is left out where it would take longer than until `ends`, by
+    time.perf_counter. What came of each candidate is not said again where the progress was `heard`.
     """
     from choral.comparison.compare import trial_of
     from choral.comparison.evaluation import judged, keep, row_of
     from choral.comparison.importance import importance
+    from choral.ensemble.ensemble import understood_by
 
-    trial = trial_of(problem)
+    if not quiet:
+        note(f"choral: understood as {ensemble.task}: {understood_by(ensemble)}.")
+    auto = ensemble.info.get("auto", {"reasons": [], "tried": []})
+    for line in (*endings(ensemble.info), *(f"{one}." for one in auto["reasons"][len(auto["tried"]) * heard :])):
+        note(f"choral: {line}")
+    trial, read = trial_of(problem), problem.table
     found = judged(folder, ensemble, trial)
-    columns = problem.table.columns if problem.table is not None else ()
-    row = row_of(ensemble, found)
-    if 0 < len(columns) <= _LISTED and len(problem.x_test) and "importance" not in found:
+    row, count = row_of(ensemble, found), len(read.columns)
+    if 0 < count <= _LISTED and len(problem.x_test) and "importance" not in found:
         # predictions of exchanges and curves; scores of members take as long
-        predictions = 5 * len(columns) + 20 * min(len(columns), 6)
-        if time.perf_counter() + 2 * predictions * row["predict_seconds"] < ends:
+        seconds = 2 * (5 * count + 20 * min(count, 6)) * row["predict_seconds"]
+        if ends is not None and time.perf_counter() + seconds >= ends:
+            note("choral: no time is left for the importance of columns; choral evaluate --importance shows it.")
+        else:
             found["importance"] = importance(ensemble, problem.x_test, problem.y_test)
             keep(folder, ensemble, found, trial)
-        else:
-            note("choral: no time is left for the importance of columns; choral evaluate --importance shows it.")
-    return row, found
+    _note_baseline(found)
+    more = {"task": problem.task} | ({"columns": read.describe()} if count else {})
+    return row, more | ({"classes": found["classes"]} if "classes" in found else {})
 
 
-def report_of_comparison(folder: Path) -> str | None:
-    """Write the report of a finished comparison, unless it is newer than the results; return its path.
+def _note_baseline(found: dict[str, Any]) -> None:
+    """Say so if an ensemble is no better than naming the commonest class every time."""
+    classes, accuracy = found.get("classes"), found["scores"].get("accuracy", 1.0)
+    if classes and accuracy <= classes["majority_accuracy"]:
+        note(
+            f"choral: accuracy {accuracy:.4f} is no better than always saying '{classes['names'][classes['majority']]}' "
+            f"({classes['majority_accuracy']:.4f}); look at the recall of each class."
+        )
 
-    None is returned, with a note, where matplotlib is missing.
+
+def endings(info: dict[str, Any]) -> list[str]:
+    """Return sentences on training that ended before its budget, and on what out-of-fold predictions tell.
+
+    >>> endings({"stopped": [{"epoch": 8, "reason": "patience"}], "counted": {"epochs": 8}})
+    ['1 training stopped early, after 8 epochs; 8 epochs were taken in all.']
     """
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        note("choral: no report was written: matplotlib is missing; pip install 'choral[plots]', then choral report.")
-        return None
-    from choral.report import write_report
-
-    page, compared = folder / "report.html", folder / "comparison.json"
-    if page.exists() and page.stat().st_mtime_ns >= compared.stat().st_mtime_ns:
-        return str(page)
-    return str(write_report(folder))
+    said, stopped, held = [], sorted(one["epoch"] for one in info.get("stopped", [])), info.get("out_of_fold")
+    if info.get("ended") == "time_limit":
+        said.append(
+            f"the time was up: {info['networks']} network(s) are kept, trained as far as they came; the same command with a larger "
+            "--time-limit, or none, goes on."
+        )
+    elif stopped:
+        span = f"{stopped[0]}" if stopped[0] == stopped[-1] else f"{stopped[0]} to {stopped[-1]}"
+        trainings = "training" if len(stopped) == 1 else "trainings"
+        all_of = f"{info['counted']['epochs']:g} epochs were taken in all"
+        said.append(f"{len(stopped)} {trainings} stopped early, after {span} epochs; {all_of}.")
+    if held:
+        scores = [f"{n} {held['scores'][n]:.4g}" for n in ("rmse", "accuracy", "pinball", "nll") if n in held["scores"]]
+        covered = "coverage" in held and f"; intervals or sets of {held['level']:.0%} cover {held['coverage']:.1%}"
+        said.append(f"out of fold, over {held['rows']:,} training rows: {', '.join(scores)}{covered or ''}.")
+    return said

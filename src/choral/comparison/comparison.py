@@ -1,16 +1,14 @@
-"""Comparison: the table of several methods over one or several seeds, and its findings in words.
+"""Comparison: the table of several methods over one or several seeds, as text, frame, CSV or LaTeX, and its findings in words.
 
-Comparison: the table of several methods, over one seed or several, as text, frame, CSV or LaTeX.
-
-Findings: what a comparison says in words, with differences that may be noise called so.
+Differences that may be noise are called so.
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from choral.base.errors import InputError
 from choral.base.text import grows, html_table, text_table
@@ -66,89 +64,82 @@ def difference(name: str, own: Sequence[float], other: Sequence[float]) -> Diffe
     return Difference(statistics.fmean(pairs), wide * statistics.stdev(pairs) / math.sqrt(len(pairs)))
 
 
-def findings(by_seed: Sequence[Sequence[Mapping[str, Any]]], *, baseline: str) -> list[str]:
-    """Return what a comparison found: first what to use, then a sentence for each method, best first.
+BySeed = Sequence[Sequence[Mapping[str, Any]]]
+Values = dict[str, dict[str, list[float]]]
 
-    Args:
-        by_seed: the rows of every seed, the same methods in each.
-        baseline: the method that others are held against.
+
+def by_method(by_seed: BySeed) -> Values:
+    """Return, by method, the measures that are finite in the rows of every seed, each as a list over the seeds."""
+    found: Values = {}
+    for row in by_seed[0]:
+        own = [r for rows in by_seed for r in rows if r["method"] == row["method"]]
+        each: dict[str, list[Any]] = {n: [r.get(n) for r in own] for n in row}
+        found[row["method"]] = {n: v for n, v in each.items() if all(map(is_number, v))}
+    return found
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether something can be shown, sorted and drawn as a number.
+
+    >>> is_number(0.5), is_number(True), is_number(float("nan")), is_number("0.5"), is_number(10**400)
+    (True, False, False, False, False)
     """
-    methods = [str(row["method"]) for row in by_seed[0]]
-    score = next((n for n in ("nll", "pinball", "loss") if _by_method(by_seed, baseline, n)), None)
-    if score is None or len(methods) < 2:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # NaN is not below
+
+
+def findings(by_seed: BySeed, *, baseline: str) -> list[str]:
+    """Return what a comparison found: first what to use, then a sentence for each method beside the baseline, best first."""
+    values = by_method(by_seed)
+    score = next((n for n in ("nll", "pinball", "loss") if n in values.get(baseline, {})), None)
+    if score is None or len(values) < 2:
         return []
-    held = [m for m in methods if _by_method(by_seed, m, score)]
-    order = sorted(held, key=lambda m: statistics.fmean(_by_method(by_seed, m, score)))
-    return [_advice(by_seed, order, baseline, score), *(_about(by_seed, m, baseline) for m in order if m != baseline)]
+    order = sorted((m for m in values if score in values[m]), key=lambda m: statistics.fmean(values[m][score]))
+    return [_advice(values, order, baseline, score), *(_about(values, m, baseline) for m in order if m != baseline)]
 
 
-def _by_method(by_seed: Sequence[Sequence[Mapping[str, Any]]], method: str, name: str) -> list[float]:
-    """Return a measure of a method by seed; nothing if a seed lacks it."""
-    found = [row.get(name) for rows in by_seed for row in rows if row["method"] == method]
-    numbers = [float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
-    return numbers if len(numbers) == len(found) else []
+def _compared(values: Values, method: str, other: str) -> dict[str, Difference]:
+    own, held = values[method], values[other]
+    return {n: difference(n, own[n], held[n]) for n in MEASURES if n in own and n in held}
 
 
-def _compared(by_seed: Any, method: str, other: str) -> dict[str, Difference]:
-    pairs = {n: (_by_method(by_seed, method, n), _by_method(by_seed, other, n)) for n in MEASURES}
-    return {n: difference(n, own, held) for n, (own, held) in pairs.items() if own and held}
-
-
-def _cost(by_seed: Any, method: str, other: str, name: str) -> float | None:
-    own, held = _by_method(by_seed, method, name), _by_method(by_seed, other, name)
-    return statistics.fmean(own) / statistics.fmean(held) if own and held and statistics.fmean(held) else None
-
-
-def _about(by_seed: Any, method: str, baseline: str) -> str:
+def _about(values: Values, method: str, baseline: str) -> str:
     """Return a sentence on one method beside the baseline."""
-    found = _compared(by_seed, method, baseline)
+    found = _compared(values, method, baseline)
     words = {w: [MEASURES[n] for n, d in found.items() if d.word == w] for w in ("better", "worse", "level")}
     parts = [f"{w} in {_listed(words[w])}" for w in ("better", "worse") if words[w]]
     if words["level"]:
         parts.append(f"{'' if parts else 'all '}within noise in {_listed(words['level'])}")
-    cost = [
-        f"{factor:.2g}x its {what}"
-        for name, what in (("train_flops", "training"), ("predict_flops", "prediction"))
-        if (factor := _cost(by_seed, method, baseline, name)) is not None
-    ]
-    return f"{method} beside {baseline}: {'; '.join(parts)}" + (f"; {' and '.join(cost)}." if cost else ".")
+    costs = []
+    for name, what in (("train_flops", "training"), ("predict_flops", "prediction")):
+        own, held = (statistics.fmean(values[m].get(name, [0.0])) for m in (method, baseline))
+        costs += [f"{own / held:.2g}x its {what}"] if own and held else []
+    return f"{method} beside {baseline}: {'; '.join(parts)}" + (f"; {' and '.join(costs)}." if costs else ".")
 
 
-def _advice(by_seed: Any, order: Sequence[str], baseline: str, score: str) -> str:
+def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> str:
     """Return what to use: the best in the score of those that beat the baseline beyond noise and are no worse in accuracy or RMSE and in calibration."""
 
     def is_sound(method: str) -> bool:
-        found = _compared(by_seed, method, baseline)
-        behind = [n for n, d in found.items() if d.word == "worse" and (n in POINT or d.gain < -_TOLERATED)]
-        return not any(n in (*POINT, *CALIBRATION) for n in behind)
+        behind = [(n, d) for n, d in _compared(values, method, baseline).items() if d.word == "worse"]
+        return not any(n in POINT or (n in CALIBRATION and d.gain < -_TOLERATED) for n, d in behind)
 
-    sound = [m for m in order if is_sound(m)]
-    best = sound[0] if sound else order[0]
-    seeds = len(by_seed)
-    chance = (
-        ""
-        if seeds > 1
-        else " One seed only, so small differences may be noise; compare with seed=(0, 1, 2), or --seeds 3 at the shell."
-    )
-    if best == baseline:
-        return f"Use {baseline}: no method is better in {MEASURES.get(score, score)} at this budget.{chance}"
-    better = [
-        m for m in sound if difference(score, *(_by_method(by_seed, n, score) for n in (m, baseline))).word == "better"
-    ]
+    def word(method: str, other: str) -> str:
+        return difference(score, values[method][score], values[other][score]).word
+
+    sound, seeds = [m for m in order if is_sound(m)], len(values[baseline][score])
+    what, advice = MEASURES.get(score, score), "compare with seed=(0, 1, 2), or --seeds 3 at the shell"
+    chance = "" if seeds > 1 else f" One seed only, so small differences may be noise; {advice}."
+    if (sound or order)[0] == baseline:
+        return f"Use {baseline}: no method is better in {what} at this budget.{chance}"
+    better = [m for m in sound if word(m, baseline) == "better"]
     if not better:
         return f"No method is better than {baseline} beyond noise (95 %, {seeds} seeds) at this budget; more seeds show smaller differences."
     best = better[0]
-    level = [
-        m
-        for m in sound
-        if m not in (best, baseline)
-        and difference(score, _by_method(by_seed, best, score), _by_method(by_seed, m, score)).word == "level"
-    ]
+    level = [m for m in sound if m not in (best, baseline) and word(best, m) == "level"]
     near = f" Level with it within noise: {_listed(level)}." if level and seeds > 1 else ""
-    point = next((MEASURES[n] for n in POINT if _by_method(by_seed, best, n)), "")
+    point = next((MEASURES[n] for n in POINT if n in values[best]), "")
     those = f" of the methods that lose no {point} or calibration to {baseline}" if point else ""
-    beyond = " beyond noise" if seeds > 1 else ""
-    return f"Use {best}: the best {MEASURES.get(score, score)}{beyond}{those}.{near}{chance}"
+    return f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -168,12 +159,12 @@ _MARKS = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitild
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of measures, one for each method, the settings they share, and what a report shows beyond them.
+    """What several methods measure, and what a report shows beyond that.
 
     Attributes:
         rows: one flat dict for each method; over several seeds, of means.
         settings: data, budget, seed and training.
-        details: evaluation (by method, see `choral.comparison.evaluation.judge`), corruption_errors; over several seeds, deviations and differences (`choral.comparison.comparison.over_seeds`).
+        details: evaluation (by method, see `choral.comparison.evaluation.judge`), findings; over several seeds `over_seeds`.
     """
 
     rows: list[dict[str, Any]]
@@ -228,7 +219,8 @@ class Comparison:
         unknown = [n for n in names if not any(n in row for row in self.rows)]
         if unknown:
             raise InputError(f"measures: there is no {unknown[0]!r}; there are {', '.join(self.rows[0])}.")
-        best = {n: min(_values(self.rows, n), key=lambda v: v * _sign(n), default=None) for n in names}
+        held = {n: [row[n] for row in self.rows if is_number(row.get(n))] for n in names}
+        best = {n: (max if grows(n) else min)(held[n], default=None) for n in names}
         lines = [f"\\begin{{tabular}}{{l{'r' * len(names)}}}", "\\toprule"]
         lines += [" & ".join(["method", *(n.translate(_MARKS) for n in names)]) + r" \\", "\\midrule"]
         for row in self.rows:
@@ -259,58 +251,24 @@ class Comparison:
 
 
 def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
-    """Return one comparison of several: means of every measure, deviations, and differences paired by seed.
-
-    Args:
-        parts: the comparison of each seed, all of the same methods.
-        baseline: the method that others are held against.
-    """
+    """Return one comparison of several seeds: means of every measure, deviations, and differences to the baseline, paired by seed."""
     first = next(iter(parts.values()))
+    values = by_method([part.rows for part in parts.values()])
     rows, deviations, differences = [], {}, {}
-    own = _columns(parts, baseline)
-    for method in [row["method"] for row in first.rows]:
-        columns = _columns(parts, method)
-        row = {name: next(v for v in values if v is not None) for name, values in columns.items()}
-        measured = {n: v for n, v in columns.items() if n not in _HEAD and all(map(_is_number, v))}
-        told = {n: v for n, v in row.items() if n in _HEAD or not _is_number(v)}  # what a seed lacks has no mean
-        rows.append(told | {n: statistics.fmean(v) for n, v in measured.items()})
-        deviations[method] = {n: statistics.stdev(v) for n, v in measured.items()}
-        paired = {
-            n: [a - b for a, b in zip(v, own[n])]
-            for n, v in measured.items()
-            if all(map(_is_number, own.get(n, [None])))
-        }
+    for method, measured in values.items():
+        own = [row for part in parts.values() for row in part.rows if row["method"] == method]
+        told = {n: v for row in reversed(own) for n, v in row.items() if n in _HEAD or not is_number(v)}
+        held = {n: v for n, v in measured.items() if n not in _HEAD}  # what a seed lacks has no mean
+        rows.append(told | {n: statistics.fmean(v) for n, v in held.items()})
+        deviations[method] = {n: statistics.stdev(v) for n, v in held.items()}
+        pairs = {n: [a - b for a, b in zip(v, values[baseline][n])] for n, v in held.items() if n in values[baseline]}
         differences[method] = {
-            n: {"mean": statistics.fmean(v), "error": statistics.stdev(v) / math.sqrt(len(v))}
-            for n, v in paired.items()
+            n: {"mean": statistics.fmean(v), "error": statistics.stdev(v) / math.sqrt(len(v))} for n, v in pairs.items()
         }
     settings = first.settings | {"seed": ", ".join(map(str, parts)), "seeds": list(parts), "baseline": baseline}
     by_seed = {str(seed): part.rows for seed, part in parts.items()}
     details = first.details | {"deviations": deviations, "differences": differences, "by_seed": by_seed}
     return Comparison(rows, settings, details)
-
-
-def _columns(parts: Mapping[int, Comparison], method: str) -> dict[str, list[Any]]:
-    """Return all that is known of a method, by seed; None where a seed lacks it."""
-    rows = [_row(part, method) for part in parts.values()]
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-
-
-def _row(part: Comparison, method: str) -> dict[str, Any]:
-    return next(row for row in part.rows if row["method"] == method)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _values(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
-    return [row[name] for row in rows if _is_number(row.get(name))]
-
-
-def _sign(name: str) -> int:
-    """Return -1 for measures of which more is better."""
-    return -1 if grows(name) else 1
 
 
 def _text(value: Any) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from choral import __version__, metrics
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import InputError, RunError, did_you_mean
+from choral.base.errors import InputError, RunError
 from choral.data.frames import names_of
 from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs, as_weights
@@ -38,41 +38,33 @@ class Trial:
 
     Attributes:
         x, y: clean test data.
-        ood: inputs from elsewhere, or None.
-        ood_name: what they are.
-        corrupted: corruption -> inputs at each severity, all of the rows `corrupted_y` labels.
-        corrupted_y: labels of corrupted rows.
-        severities: the severities.
+        ood, ood_name: inputs from elsewhere, or None, and what they are.
+        corrupted: corruption -> inputs at each of the severities, of the rows with the numbers `corrupted_rows`.
         weights: what each test row counts (row,), float64; None counts all alike.
-        corrupted_weights: the same of corrupted rows.
-        corrupted_rows: the numbers of the rows that are corrupted; None if all are.
     """
 
     x: Any
     y: np.ndarray
     ood: Any = None
     ood_name: str = ""
-    corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    corrupted_y: np.ndarray | None = None
-    severities: tuple[int, ...] = SEVERITIES
     weights: np.ndarray | None = None
-    corrupted_weights: np.ndarray | None = None
-    corrupted_rows: np.ndarray | None = None
+    corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    corrupted_rows: Any = ()
+    severities: tuple[int, ...] = SEVERITIES
+
+    @property
+    def corrupted_y(self) -> np.ndarray:
+        """The targets of the corrupted rows."""
+        return self.y[self.corrupted_rows]
 
     @cached_property
     def digest(self) -> str:
         """A short text that changes with the rows, and with the version of choral that judges."""
         state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
-        for rows in (
-            *_leaves(self.x),
-            self.y,
-            *_leaves(self.ood),
-            self.corrupted_y,
-            self.weights,
-            *(x for each in self.corrupted.values() for x in each),
-        ):
-            if rows is not None:
-                state.update(f"{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
+        held = [*_leaves(self.x), self.y, *_leaves(self.ood), np.asarray(self.corrupted_rows, np.int64)]
+        held += [] if self.weights is None else [self.weights]
+        for rows in (*held, *(x for each in self.corrupted.values() for x in each)):
+            state.update(f"{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
         return state.hexdigest()[:24]
 
 
@@ -109,20 +101,21 @@ def make_trial(
     if count_rows(x) != len(y) or not len(y):
         raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
     rows = None if sample_weight is None else as_weights(sample_weight, len(y)).numpy()
-    names = _names(corruptions)
-    if names and not isinstance(x, np.ndarray):
-        raise InputError(f"corruptions are for images in one array, but x is {batches.in_words(x)}; leave them out.")
-    if not names:
-        return Trial(x, y, ood, ood_name, weights=rows)
-    from choral.corruptions import corrupt
+    if not corruptions:
+        return Trial(x, y, ood, ood_name, rows)
+    from choral.corruptions import COMMON, corrupt
 
+    if not isinstance(x, np.ndarray):
+        raise InputError(f"corruptions are for images in one array, but x is {batches.in_words(x)}; leave them out.")
+    if isinstance(corruptions, str):
+        corruptions = COMMON if corruptions == "all" else [name.strip() for name in corruptions.split(",")]
     keep = np.sort(np.random.default_rng(seed).permutation(len(x))[:corrupted_rows])
     images = to_images(x[keep], shape=image_shape)
     corrupted = {
-        name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities] for name in names
+        name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities]
+        for name in corruptions
     }
-    kept = None if rows is None else rows[keep]
-    return Trial(x, y, ood, ood_name, corrupted, y[keep], tuple(severities), rows, kept, keep)
+    return Trial(x, y, ood, ood_name, rows, corrupted, keep, tuple(severities))
 
 
 def rows_of(x: Any) -> Any:
@@ -140,9 +133,7 @@ def shuffled(x: Any) -> tuple[Batch, str]:
 
 def count_rows(x: Any) -> int:
     """Return how many rows one or several inputs have."""
-    if isinstance(x, np.ndarray) and not x.ndim:
-        raise InputError(f"x is {x.item()!r}; give test inputs, with a first axis over rows.")
-    return len(x) if isinstance(x, np.ndarray) else batches.rows(x)
+    return len(np.atleast_1d(x)) if isinstance(x, np.ndarray) else batches.rows(x)
 
 
 def _leaves(x: Any) -> list[np.ndarray]:
@@ -152,38 +143,15 @@ def _leaves(x: Any) -> list[np.ndarray]:
     return [*(t.numpy() for t in batches.leaves(x)), np.array([name for name, _ in batches.named_leaves(x)])]
 
 
-def _names(corruptions: Sequence[str] | str) -> tuple[str, ...]:
-    if not corruptions:
-        return ()
-    from choral.corruptions import COMMON, EXTRA
-
-    if isinstance(corruptions, str):
-        corruptions = COMMON if corruptions == "all" else tuple(n.strip() for n in corruptions.split(","))
-    if not isinstance(corruptions, Sequence):
-        raise InputError(f"corruptions is {corruptions!r}; give names of corruptions, or 'all'.")
-    known = COMMON + EXTRA
-    for name in corruptions:
-        if name not in known:
-            raise InputError(
-                f"there is no corruption '{name}'; known: all, {', '.join(known)}.{did_you_mean(name, known)}"
-            )
-    return tuple(corruptions)
-
-
 _SHOWN = 16  # members in matrices, at most
 _BINS = 20
 _LONG = 10.0  # seconds of a prediction that is not taken twice
 
 
 def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> dict[str, Any]:
-    """Return everything that is measured about an ensemble, as plain JSON types.
+    """Return everything that is measured about an ensemble on test inputs and their targets, as plain JSON types.
 
-    Args:
-        ensemble: the ensemble.
-        x: test inputs.
-        y: their labels or targets.
-        batch_size: points evaluated at once.
-        options: sample_weight, ood, corruptions, severities, ... as in `make_trial`.
+    Further options (sample_weight, ood, corruptions, severities, ...) are those of `make_trial`.
     """
     options |= {"ood": ensemble._arranged(options["ood"])} if "ood" in options else {}
     y = ensemble._arranged_targets(x, y)
@@ -193,13 +161,13 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
 def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[str, Any]:
     """Return everything that is measured about an ensemble on a trial.
 
-    Keys: task, rows, members, scores, cost, reliability or coverage and intervals, sizes (measures with members added
-    one by one, all draws of a stochastic member at once), diversity (between members, draws averaged), and with a second set or corruptions: histograms, ood, corruptions.
-    With weights of the rows, scores are the means by weight; what is no mean over rows, curves of calibration among them, is left out.
+    Keys: task, rows, members, scores, cost, sizes, diversity, histograms, what the kind of prediction has (reliability, or coverage and
+    intervals), ood and corruptions. With weights of the rows, what is no mean over rows is left out.
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
-    targets, weights = prediction.targets(trial.y), _tensor(trial.weights)
-    measure, matrix = _first(prediction, _SHOWN).likeness(targets)
+    targets, weights = prediction.targets(trial.y), None if trial.weights is None else torch.from_numpy(trial.weights)
+    first = prediction.of_rows([row for own in prediction.rows_by_member()[:_SHOWN] for row in own])
+    measure, matrix = first.likeness(targets)
     found: dict[str, Any] = {
         "task": ensemble.task,
         "rows": count_rows(trial.x),
@@ -211,16 +179,13 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         "sizes": sizes(prediction, targets, weights),
         "diversity": {"measure": measure, "matrix": plain(matrix)},
     }
-    found |= (
-        {"weighted": True}
-        if trial.weights is not None
-        else plain(prediction.details(targets) | risk(prediction, targets))
-    )
+    alike = weights is None
+    found |= plain(prediction.details(targets) | risk(prediction, targets)) if alike else {"weighted": True}
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
     other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
     found["histograms"] = histograms(prediction, other)
-    if trial.ood is not None and other is not None:
+    if other is not None:
         told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
         found["ood"] = {"name": trial.ood_name, "rows": count_rows(trial.ood), "best": prediction.alarm, "scores": told}
     return found
@@ -242,13 +207,15 @@ def measure(ensemble: Ensemble, x: Any, y: Any, *, sample_weight: Any = None, ba
     y = ensemble._arranged_targets(x, y)
     targets = prediction.targets(y)
     rows = None if sample_weight is None else as_weights(sample_weight, len(targets))
-    return _row(ensemble, scores_of(prediction, targets, rows), _cost(ensemble, seconds))
+    return row_of(ensemble, {"scores": scores_of(prediction, targets, rows), "cost": _cost(ensemble, seconds)})
 
 
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Return the flat row `measure` gives, from an evaluation, with the means over corruptions and the AUROC."""
-    row = _row(ensemble, evaluation["scores"], evaluation["cost"])
-    row |= evaluation.get("corruptions", {}).get("means", {})
+    """Return the flat row of an evaluation, with the means over corruptions and the AUROC."""
+    # members chosen after training have no plan of it
+    epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get("epochs", 0)
+    row: dict[str, Any] = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
+    row |= evaluation["scores"] | evaluation["cost"] | evaluation.get("corruptions", {}).get("means", {})
     row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
     if "coverage_95" in row:
         row["coverage_error"] = abs(row["coverage_95"] - 0.95)
@@ -257,20 +224,9 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _row(ensemble: Ensemble, measured: dict[str, float], cost: dict[str, Any]) -> dict[str, Any]:
-    # members chosen after training have no plan of it
-    epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get("epochs", 0)
-    head = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
-    return head | measured | cost
-
-
 def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
     """Write an ensemble's evaluation into the evaluation.json of its run folder, where `choral report` finds it."""
-    found = {
-        "evaluation": {ensemble.recipe.name: evaluation},
-        "judged_by": trial.digest,
-        "ensemble": ensemble._digest,
-    }
+    found = {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest, "ensemble": ensemble._digest}
     write_json(folder / "evaluation.json", found, within=folder)
 
 
@@ -288,48 +244,16 @@ def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, A
     return found
 
 
-def corruption_errors(evaluations: Mapping[str, dict[str, Any]], *, baseline: str) -> dict[str, Any] | None:
-    """Return each method's mean corruption error and relative one against a baseline (1 = the baseline), or None.
-
-    Corruptions that cost the baseline less than half a point on average are left out of the relative error, whose
-    divisor they would bring near zero.
-
-    Args:
-        evaluations: by method, from `judge`; None is returned where they hold no corruptions.
-        baseline: the method compared with.
-    """
-    tables = {n: e["corruptions"]["table"] for n, e in evaluations.items() if "corruptions" in e}
-    if baseline not in tables:
-        return None
-    errors = {n: {c: [1 - cell["accuracy"] for cell in cells] for c, cells in t.items()} for n, t in tables.items()}
-    clean = {n: 1 - evaluations[n]["corruptions"]["clean"]["accuracy"] for n in tables}  # of the same rows
-    own = errors[baseline]
-    wrong = {c: own[c] for c in own if sum(own[c]) > 0}
-    hurt = {c: own[c] for c in own if sum(own[c]) / len(own[c]) - clean[baseline] >= 0.005}
-    found: dict[str, dict[str, float]] = {name: {} for name in errors}
-    for name, table in errors.items():
-        if wrong:
-            part = {c: table[c] for c in wrong}
-            found[name]["corruption_error"] = metrics.mean_corruption_error(part, wrong)
-        if hurt:
-            part = {c: table[c] for c in hurt}
-            found[name]["relative_corruption_error"] = metrics.relative_mean_corruption_error(
-                part, hurt, clean_error=clean[name], baseline_clean_error=clean[baseline]
-            )
-    return {"baseline": baseline, "methods": found, "left_out": [c for c in own if c not in hurt]}
-
-
 def plain(values: Any, digits: int = 6) -> Any:
     """Return tensors, in dicts and lists, as nested lists of floats with a few significant digits."""
-    if isinstance(values, dict):
-        return {name: plain(v, digits) for name, v in values.items()}
-    if isinstance(values, list):
-        return [plain(v, digits) for v in values]
-    if not isinstance(values, Tensor):
-        return values
-    if values.dim():
-        return [plain(v, digits) for v in values]
-    return float(f"{float(values):.{digits}g}")
+    match values:
+        case dict():
+            return {name: plain(v, digits) for name, v in values.items()}
+        case list():
+            return [plain(v, digits) for v in values]
+        case Tensor():
+            return [plain(v, digits) for v in values] if values.dim() else float(f"{float(values):.{digits}g}")
+    return values
 
 
 def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
@@ -341,15 +265,6 @@ def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
         "train_seconds": counted.get("train_seconds"),
         "predict_seconds": seconds,
     }
-
-
-def _first(prediction: Predictive, count: int) -> Predictive:
-    """Return the prediction of the first members alone, all draws of each."""
-    return prediction.of_rows([row for own in prediction.rows_by_member()[:count] for row in own])
-
-
-def _tensor(weights: np.ndarray | None) -> Tensor | None:
-    return None if weights is None else torch.from_numpy(weights)
 
 
 def sizes(
@@ -388,15 +303,14 @@ def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
 
 
 def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
-    assert trial.corrupted_y is not None
-    count, weights = len(trial.corrupted_y), _tensor(trial.corrupted_weights)
+    rows, y = trial.corrupted_rows, trial.corrupted_y
+    weights = None if trial.weights is None else torch.from_numpy(trial.weights[rows])
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
         joint = ensemble._predictive(np.concatenate(severities), batch_size=batch_size)
-        parts = [joint.of_points(slice(i * count, (i + 1) * count)) for i in range(len(severities))]
-        table[name] = [brief_of(part, part.targets(trial.corrupted_y), weights) for part in parts]
-    if trial.corrupted_rows is not None:
-        clean = clean.of_points(torch.as_tensor(trial.corrupted_rows))
+        parts = [joint.of_points(slice(i * len(y), (i + 1) * len(y))) for i in range(len(severities))]
+        table[name] = [brief_of(part, part.targets(y), weights) for part in parts]
+    clean = clean.of_points(torch.as_tensor(rows))
     names = next(iter(table.values()))[0]
     score = "nll" if "nll" in names else clean.score
     levels = [
@@ -404,13 +318,13 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predi
         for i, s in enumerate(trial.severities)
     ]
     return {
-        "rows": count,
+        "rows": len(y),
         "severities": list(trial.severities),
         "table": table,
         "levels": levels,
         "by_corruption": {name: sum(cell[score] for cell in cells) / len(cells) for name, cells in table.items()},
         "means": metrics.corrupted_means(table),
-        "clean": brief_of(clean, clean.targets(trial.corrupted_y), weights),
+        "clean": brief_of(clean, clean.targets(y), weights),
     }
 
 

@@ -32,22 +32,23 @@ class Part(NamedTuple):
     column: Column | None = None
 
 
-def parts_of(ensemble: Ensemble, x: Any) -> list[Part]:
+def parts_of(ensemble: Ensemble, inputs: Batch) -> list[Part]:
     """Return what is permuted together: the numbers of a table's column, a column of an array, or one of several inputs."""
-    leaves = list(batches.named_leaves(as_inputs(ensemble._arranged(x))))
-    table, first = ensemble.table, leaves[0][1]
+    leaves, table = list(batches.named_leaves(inputs)), ensemble.table
     if table is not None and table.columns:
         ends = np.cumsum([c.width for c in table.columns]).tolist()
         return [Part(c.name, 0, slice(end - c.width, end), c) for c, end in zip(table.columns, ends) if c.width]
     if len(leaves) > 1:
         return [Part(name, i, ...) for i, (name, _) in enumerate(leaves)]
-    if first.dim() != 2:
+    shape = leaves[0][1].shape
+    if len(shape) != 2:
         raise InputError(
-            f"x has shape {tuple(first.shape)}, whose columns have no meaning of their own; importance is for tables, arrays (row, column) "
+            f"x has shape {tuple(shape)}, whose columns have no meaning of their own; importance is for tables, arrays (row, column) "
             "and several inputs by name."
         )
-    count, names = first.shape[1], (ensemble._interface.columns or {}).get("x", ())
-    return [Part(names[i] if len(names) == count else f"x{i}", 0, slice(i, i + 1)) for i in range(count)]
+    names = (ensemble._interface.columns or {}).get("x", ())
+    names = names if len(names) == shape[1] else tuple(f"x{i}" for i in range(shape[1]))
+    return [Part(name, 0, slice(i, i + 1)) for i, name in enumerate(names)]
 
 
 def permutation_importance(
@@ -59,15 +60,14 @@ def permutation_importance(
     standard error) and `members` (the same mean for each member alone).
 
     Args:
-        ensemble: the ensemble.
         x: labeled inputs as given to predict, best ones that were not trained on.
         y: their targets; of a table's data frame its own target column if None.
         repeats: times that each column is permuted.
         rows: that are used, at most, drawn by the seed.
         seed: of rows and permutations; a permutation is the same for all columns.
     """
-    parts, targets = parts_of(ensemble, x), ensemble._arranged_targets(x, y)
-    inputs = as_inputs(ensemble._arranged(x))
+    inputs, targets = as_inputs(ensemble._arranged(x)), ensemble._arranged_targets(x, y)
+    parts = parts_of(ensemble, inputs)
     if len(targets) != batches.rows(inputs):
         raise InputError(f"x has {batches.rows(inputs)} rows and y {len(targets)}; give as many of both.")
     kept = _some(len(targets), rows, seed)
@@ -113,21 +113,20 @@ def partial_dependence(
     the names of what is predicted; `mean` (value, output) of the ensemble and `members` (member, value, output).
 
     Args:
-        ensemble: the ensemble.
         x: inputs as given to predict.
         column: its name; `x0`, `x1`, ... of an array.
         points: values, at most: quantiles of numbers, the most frequent categories.
         rows: that are used, at most, drawn by the seed.
         seed: of the rows.
     """
-    known = {p.name: p for p in parts_of(ensemble, x) if p.places is not ...}
+    made = as_inputs(ensemble._arranged(x))
+    known = {p.name: p for p in parts_of(ensemble, made) if p.places is not ...}
     if column not in known:
-        raise InputError(
-            f"there is no column '{column}'; known: {', '.join([*known][:20])}.{did_you_mean(column, known)}"
-        )
-    part, made = known[column], as_inputs(ensemble._arranged(x))
+        shown = ", ".join([*known][:20])
+        raise InputError(f"there is no column '{column}'; known: {shown}.{did_you_mean(column, known)}")
+    part = known[column]
     grid = list(_grid(part.column, batches.leaves(made)[0][:, part.places].double().numpy(), points))
-    few: Batch = batches.part(made, torch.from_numpy(_some(batches.rows(made), rows, seed)))
+    few = batches.part(made, torch.from_numpy(_some(batches.rows(made), rows, seed)))
     curves, alone = [], []
     for _, _, code in grid:
         (leaf,) = (leaf.clone() for leaf in batches.leaves(few))
@@ -171,7 +170,8 @@ def _some(count: int, most: int, seed: int) -> np.ndarray:
 def importance(ensemble: Ensemble, x: Any, y: Any = None, *, shown: int = 6, seed: int = 0) -> dict[str, Any]:
     """Return what an evaluation keeps: `columns` as `permutation_importance` has them, by `measure`, and `dependence` on the first of them."""
     columns = permutation_importance(ensemble, x, y, seed=seed)
-    curves = {p.name for p in parts_of(ensemble, x) if p.places is not ...}
+    inputs = as_inputs(ensemble._arranged(x))
+    curves = {p.name for p in parts_of(ensemble, inputs) if p.places is not ...}
     first = [r["column"] for r in columns if r["column"] in curves][:shown]
     return {
         "measure": next(iter(columns[0]["worse"])),

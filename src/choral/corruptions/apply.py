@@ -1,7 +1,6 @@
 """Apply a corruption by name."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -26,15 +25,7 @@ _CORRUPTIONS: dict[str, Corruption] = {name: getattr(functions, name) for name i
 _BLOCK = 1 << 20  # values of one block of rows
 
 
-def corrupt(
-    images: Array,
-    name: str,
-    *,
-    severity: int,
-    seed: int = 0,
-    first_row: int = 0,
-    texture: Sequence[Array] | None = None,
-) -> Array:
+def corrupt(images: Array, name: str, *, severity: int, seed: int = 0, first_row: int = 0) -> Array:
     """Return corrupted copies of the images.
 
     Every row has random numbers of its own, decided by (seed, name, row) alone: corrupting rows 100 to 199 with
@@ -48,7 +39,6 @@ def corrupt(
             and elastic_transform grow by hiding and by local warps instead, glass_blur smooths again at 3 and 5.
         seed: root seed.
         first_row: place of the first row in the whole data set.
-        texture: for frost only, uint8 pictures (height, width, 3) to use instead of the built-in crystals.
 
     Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
     Perturbations", 2019, arXiv:1903.12261, with the published constants for 32 x 32 images; lengths in pixels grow
@@ -69,17 +59,12 @@ def corrupt(
         )
     if severity not in SEVERITIES:
         raise InputError(f"severity is {severity}; it must be 1, 2, 3, 4 or 5.")
-    function = _CORRUPTIONS[name]
-    if texture is not None:
-        if name != "frost":
-            raise InputError(f"texture was given for {name!r}; only frost uses one.")
-        function = partial(functions.frost, texture=texture)
     out = np.empty_like(images)
     rows = max(1, _BLOCK // images[0].size)
     for start in range(0, len(images), rows):
         block = images[start : start + rows]
         draws = RowDraws(seed, name, range(first_row + start, first_row + start + len(block)))
-        changed = function(block.astype(np.float32) / 255, severity, draws)
+        changed = _CORRUPTIONS[name](block.astype(np.float32) / 255, severity, draws)
         out[start : start + rows] = np.rint(255 * np.clip(changed, 0, 1))
     return out
 
@@ -87,14 +72,7 @@ def corrupt(
 def each_corruption(
     images: Array, *, names: Sequence[str] = COMMON, severities: Sequence[int] = SEVERITIES, seed: int = 0
 ) -> Iterator[tuple[str, int, Array]]:
-    """Yield (name, severity, corrupted images) one after another, so that only one copy is in memory.
-
-    Args:
-        images: see `corrupt`.
-        names: which corruptions.
-        severities: which severities of each.
-        seed: root seed.
-    """
+    """Yield (name, severity, corrupted images) one after another, so that only one copy is in memory; see `corrupt`."""
     for name in names:
         for severity in severities:
             yield name, severity, corrupt(images, name, severity=severity, seed=seed)

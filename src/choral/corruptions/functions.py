@@ -1,7 +1,6 @@
 """The corruptions: noise, blur, weather and digital ones. Lengths are for 32 x 32 images and grow with the image."""
 
 import io
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -174,10 +173,8 @@ def frost_crystals(size: int) -> tuple[Array, ...]:
     are those of photographs of frozen windows.
     """
     side = 1 << max(5, (size - 1).bit_length())
-    return tuple(
-        _crystal_picture(size, side, index, brightness)
-        for index, brightness in enumerate((0.50, 0.80, 0.72, 0.60, 0.48))
-    )
+    levels = (0.50, 0.80, 0.72, 0.60, 0.48)
+    return tuple(_crystal_picture(size, side, index, brightness) for index, brightness in enumerate(levels))
 
 
 def _crystal_picture(size: int, side: int, index: int, brightness: float) -> Array:
@@ -247,25 +244,11 @@ def snow(images: Array, severity: int, draws: RowDraws) -> Array:
     return pale + flakes + flakes[:, ::-1, ::-1]
 
 
-def frost(images: Array, severity: int, draws: RowDraws, texture: Sequence[Array] | None = None) -> Array:
-    """Lay a random part of a frost picture over the image.
-
-    Args:
-        images: as everywhere.
-        severity: 1 to 5.
-        draws: of these rows.
-        texture: pictures to use, uint8 (height, width, 3), each at least as large as the images; by default
-        `frost_crystals`.
-    """
+def frost(images: Array, severity: int, draws: RowDraws) -> Array:
+    """Lay a random part of a frost picture (`frost_crystals`) over the image."""
     keep, add = _FROST[severity - 1]
     height, width, channels = images.shape[1:]
-    pictures = frost_crystals(max(128, 4 * max(height, width))) if texture is None else tuple(texture)
-    for picture in pictures:
-        if picture.ndim != 3 or picture.dtype != np.uint8 or picture.shape[0] < height or picture.shape[1] < width:
-            raise InputError(
-                f"texture holds an array of shape {picture.shape} and dtype {picture.dtype}; each must be uint8 "
-                f"(height, width, 3) and at least {height} x {width}."
-            )
+    pictures = frost_crystals(max(128, 4 * max(height, width)))
     out = keep * images
     for row, (which, down, right) in enumerate(draws.uniform(3)):
         picture = pictures[int(which * len(pictures))]
@@ -342,32 +325,25 @@ def contrast(images: Array, severity: int, draws: RowDraws) -> Array:
 def saturate(images: Array, severity: int, draws: RowDraws) -> Array:
     """Drain or deepen the colors; for RGB images only."""
     if images.shape[-1] != 3:
-        raise InputError(
-            f"images have {images.shape[-1]} channels; saturate needs 3 (RGB), as other images have no saturation. "
-            "Leave it out."
-        )
+        raise InputError(f"images have {images.shape[-1]} channels; saturate needs 3 (RGB): leave it out.")
     return with_saturation(images, *_SATURATE[severity - 1])
 
 
 def elastic_transform(images: Array, severity: int, draws: RowDraws) -> Array:
     """Shear and shift the image a little, then let every pixel wander by a smooth random displacement."""
+    from scipy.ndimage import gaussian_filter
+
     reach, smoothness, jitter = _ELASTIC[severity - 1]
     height, width = images.shape[1:3]
     side = min(height, width)
     out = _random_affine(images, draws.uniform(3, 2, low=-1, high=1) * jitter * side)
-    noise = draws.uniform(2, height, width, low=-1, high=1)
     if not reach:
         return out
-    dy, dx = np.moveaxis(reach * side * _smooth_cut(noise, smoothness * side), 1, 0)
+    noise = draws.uniform(2, height, width, low=-1, high=1)
+    sigma = (0, 0, smoothness * side, smoothness * side)
+    dy, dx = np.moveaxis(reach * side * gaussian_filter(noise, sigma, mode="reflect", truncate=3), 1, 0)
     y, x = np.mgrid[:height, :width]
     return warp(out, y + dy, x + dx)
-
-
-def _smooth_cut(noise: Array, sigma: float) -> Array:
-    """Return (row, 2, height, width) noise smoothed within each image, the Gaussian cut at three deviations."""
-    from scipy.ndimage import gaussian_filter
-
-    return gaussian_filter(noise, (0, 0, sigma, sigma), mode="reflect", truncate=3)
 
 
 def _random_affine(images: Array, moves: Array) -> Array:

@@ -9,20 +9,14 @@ Array = np.ndarray
 
 
 class RowDraws:
-    """One generator for each row, made from (seed, corruption, row).
+    """One generator for each row, made from (seed, corruption, its place in the whole data set).
 
     The severity is not part of the key: the same noise pattern grows with severity, so severities can be compared.
-
-    Args:
-        seed: root seed.
-        name: the corruption.
-        rows: places of the rows in the whole data set.
     """
 
     def __init__(self, seed: int, name: str, rows: range) -> None:
-        self._generators = [
-            np.random.Generator(np.random.Philox(key=key(seed, "corruption", name, row))) for row in rows
-        ]
+        keys = (key(seed, "corruption", name, row) for row in rows)
+        self._generators = [np.random.Generator(np.random.Philox(key=each)) for each in keys]
 
     def normal(self, *shape: int) -> Array:
         """Return standard normal draws, (row, *shape)."""
@@ -140,33 +134,19 @@ def enlarge(layers: Array, height: int, width: int) -> Array:
     return separable(layers[..., None], rows, columns)[..., 0]
 
 
-def _reflect(index: Array, size: int) -> Array:
-    """Return whole positions folded back into 0 ... size - 1 at the edge pixels' outer borders."""
-    index = np.mod(index, 2 * size)
-    return np.where(index < size, index, 2 * size - 1 - index)
-
-
 def warp(images: Array, y: Array, x: Array) -> Array:
     """Return the images read at real positions y, x (row, height, width), bilinear, reflected at the borders."""
-    height, width = images.shape[1:3]
-    top, left = np.floor(y), np.floor(x)
-    down, right = (y - top)[..., None].astype(np.float32), (x - left)[..., None].astype(np.float32)
-    rows = np.arange(len(images))[:, None, None]
-    y0, y1 = (_reflect(top.astype(int) + step, height) for step in (0, 1))
-    x0, x1 = (_reflect(left.astype(int) + step, width) for step in (0, 1))
-    upper = images[rows, y0, x0] * (1 - right) + images[rows, y0, x1] * right
-    lower = images[rows, y1, x0] * (1 - right) + images[rows, y1, x1] * right
-    return upper * (1 - down) + lower * down
+    from scipy.ndimage import map_coordinates
+
+    rows, channels = np.arange(len(images))[:, None, None, None], np.arange(images.shape[-1])
+    places = np.broadcast_arrays(rows, y[..., None], x[..., None], channels)
+    return np.asarray(map_coordinates(images, places, order=1, mode="reflect"))
 
 
 def line_blur(images: Array, angles: Array, *, radius: float, sigma: float) -> Array:
-    """Return each image smeared along its own direction: a one-sided Gaussian of pixels behind each pixel.
+    """Return each image smeared along its own direction (row,) in degrees: a one-sided Gaussian of pixels behind each pixel.
 
-    Args:
-        images: (row, height, width, channel).
-        angles: (row,) in degrees.
-        radius: the line is 2 radius + 1 pixels long.
-        sigma: standard deviation along the line in pixels.
+    The line is 2 radius + 1 pixels long, and sigma the standard deviation along it in pixels.
     """
     taps = np.arange(2 * int(np.ceil(radius)) + 1)
     weights = np.exp(-0.5 * (taps / sigma) ** 2)

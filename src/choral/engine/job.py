@@ -108,9 +108,9 @@ class Call:
         wanted = folds is None and (recipe.is_open or wants_validation(stop))
         validation = chosen(self["validation"], whole.points, wanted=wanted)
         rules = rules_of(validation, stop, compute.time_limit, folds)
-        recipe = recipe.settled(whole.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
-        check_batches(whole, recipe.plan)
         source, held = set_apart(whole, validation, seed, target, weight if is_key(weight) else None)
+        recipe = recipe.settled(source.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
+        check_batches(whole, recipe.plan)
         if folds is not None:
             source = source.folded(partition(source, folds, seed))
         task = make_task(
@@ -124,7 +124,7 @@ class Call:
             precision=compute.precision,
             parts=parts or parts_of(replace(compute, data_parallel=False)),
         )
-        recipe = recipe.settled(whole.points, task.parameters)
+        recipe = recipe.settled(source.points, task.parameters)
         _say_doubts(task, source, recipe)
         raw, source = source, source.reading(task.likelihood.read)
         rules = replace(rules, score=task.likelihood.prediction.score)

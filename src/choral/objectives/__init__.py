@@ -20,25 +20,7 @@ from choral.objectives.likelihoods import (
 from choral.objectives.penalties import L2, Anchored, Objective, PatchedL2, Penalty
 
 __all__ = [
-    "L2",
-    "Anchored",
-    "Bernoulli",
-    "Categorical",
-    "Family",
-    "FixedGaussian",
-    "GaussianKL",
-    "Laplace",
-    "LearnedGaussian",
-    "Likelihood",
-    "Loss",
-    "NegativeBinomial",
-    "Objective",
-    "Ordinal",
-    "PatchedL2",
-    "Penalty",
-    "Poisson",
-    "Quantiles",
-    "SpikeSlabKL",
-    "StudentT",
-    "infer",
-]
+    "L2", "Anchored", "Bernoulli", "Categorical", "Family", "FixedGaussian", "GaussianKL", "Laplace", "LearnedGaussian",
+    "Likelihood", "Loss", "NegativeBinomial", "Objective", "Ordinal", "PatchedL2", "Penalty", "Poisson", "Quantiles",
+    "SpikeSlabKL", "StudentT", "infer",
+]  # fmt: skip

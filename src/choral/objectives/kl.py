@@ -1,4 +1,4 @@
-"""Gaussian posteriors and node gates by parameter name, the moves of SeBayS, and closed-form KL divergences from the priors.
+"""Gaussian posteriors and node gates by parameter name, and closed-form KL divergences from the priors.
 
 A Gaussian posterior over a tensor X is the pair of parameters `X_mean` and `X_rho`, with standard deviation
 softplus(rho). A node gate is a parameter `gate_logit` (inclusion probability gamma = sigmoid(gate_logit)) beside a
@@ -9,9 +9,9 @@ sums over parameters, as the convention in `penalties.py` asks: the loss gets KL
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.types import Params, Slots
+from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, SHARE, Limit, Limits
 from choral.objectives.penalties import Penalty, matches
 
 MEAN, RHO = "_mean", "_rho"
@@ -66,57 +67,6 @@ def layer_of(name: str) -> str:
     ('block.0.conv.', '')
     """
     return name[: name.rfind(".") + 1]
-
-
-def perturb_means(params: Params, factor: float, generator: torch.Generator) -> Params:
-    """Return the parameters with every mean moved by plus or minus `factor` standard deviations.
-
-    mu' = mu ± factor * sigma with a fair coin for each weight; everything else is passed through.
-
-    Args:
-        params: one member's parameters.
-        factor: the perturbation factor (rho in the paper, 3 there).
-        generator: a CPU generator for the coins.
-
-    Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1.
-    """
-    moved = dict(params)
-    for stem, mean, rho in posteriors(params):
-        coin = torch.randint(2, mean.shape, generator=generator).to(mean) * 2 - 1
-        moved[stem + MEAN] = mean + factor * std_of(rho) * coin
-    return moved
-
-
-def reset_stds(
-    params: Params,
-    *,
-    how: Literal["small", "redraw"] = "small",
-    std: float = 1e-6,
-    rho: float = -6.0,
-    rho_spread: float = 0.05,
-    generator: torch.Generator | None = None,
-) -> Params:
-    """Return the parameters with every posterior made narrow again.
-
-    Args:
-        params: one member's parameters.
-        how: "small" sets every standard deviation to `std` (the paper), "redraw" draws every rho anew from
-            N(rho, rho_spread^2) (the authors' code).
-        std: the standard deviation of "small".
-        rho: the center of "redraw".
-        rho_spread: the standard deviation of rho in "redraw".
-        generator: a CPU generator, needed by "redraw".
-
-    Reference: Jantre et al., 2022, arXiv:2206.00794, Algorithm 1.
-    """
-    narrow = dict(params)
-    for stem, _, old in posteriors(params):
-        if how == "small":
-            narrow[stem + RHO] = torch.full_like(old, rho_of(std))
-        else:
-            noise = torch.randn(old.shape, generator=generator, dtype=old.dtype)
-            narrow[stem + RHO] = (rho + rho_spread * noise).to(old)
-    return narrow
 
 
 def freeze_gates(
@@ -169,11 +119,6 @@ def _gates(params: Params, buffers: Params) -> list[tuple[str, Tensor, Tensor]]:
     return [(name, params[name + GATE], buffers[name + FROZEN]) for name in names]
 
 
-_SMALL = 1 << 16  # elements of a posterior that is joined with others, at most
-_Posterior = tuple[Tensor, Tensor, Tensor | None]
-"""Mean, rho, and the logits of its nodes' gates, if it has gates."""
-
-
 def gaussian_kl(mean: Tensor, std: Tensor, *, prior_mean: float, prior_std: float) -> Tensor:
     """Return KL(N(mean, std^2), N(prior_mean, prior_std^2)) element by element.
 
@@ -186,43 +131,40 @@ def gaussian_kl(mean: Tensor, std: Tensor, *, prior_mean: float, prior_std: floa
     return 0.5 * (ratio.square() + ((mean - prior_mean) / prior_std).square() - 1) - ratio.log()
 
 
-def _total_kl(mean: Tensor, std: Tensor, *, prior_mean: float, prior_std: float, by_node: bool = False) -> Tensor:
-    """Return `gaussian_kl` summed over all elements, or over each node (first axis); term by term, in fewer passes."""
-
-    def total(values: Tensor) -> Tensor:
-        return values.flatten(1).sum(1) if by_node and values.dim() > 1 else values if by_node else values.sum()
-
+def _total_kl(mean: Tensor, std: Tensor, *, prior_mean: float, prior_std: float) -> Tensor:
+    """Return the sum of `gaussian_kl`, term by term, in fewer passes."""
     moved = mean - prior_mean if prior_mean else mean
-    squares = total(std.square()) + total(moved.square())
-    elements = mean.numel() // mean.shape[0] if by_node else mean.numel()
-    return 0.5 / prior_std**2 * squares - total(std.log()) + elements * (math.log(prior_std) - 0.5)
+    squares = std.square().sum() + moved.square().sum()
+    return 0.5 / prior_std**2 * squares - std.log().sum() + mean.numel() * (math.log(prior_std) - 0.5)
 
 
-def _divergences(found: list[_Posterior], *, prior_mean: float, prior_std: float) -> list[Tensor]:
-    """Return terms whose sum is the divergence of all posteriors from N(prior_mean, prior_std^2).
+_SMALL = 1 << 16  # elements of a posterior that is joined with others, at most
+_Posterior = tuple[Tensor, Tensor, Tensor | None]
+"""Mean, rho, and the logits of its nodes' gates, if it has gates."""
+
+
+def _divergences(found: list[_Posterior], **prior: float) -> list[Tensor]:
+    """Return terms whose sum is the divergence of all posteriors from the prior, each node's times its gate.
 
     Small posteriors are laid end to end, so that one operation serves many layers.
     """
-    prior: dict[str, Any] = {"prior_mean": prior_mean, "prior_std": prior_std}
     terms = []
     for gated in (False, True):
         some = [(mean, rho, gate) for mean, rho, gate in found if (gate is not None) == gated]
         small = [part for part in some if part[0].numel() <= _SMALL]
-        for mean, rho, gate in (part for part in some if part[0].numel() > _SMALL):
-            kl = _total_kl(mean, std_of(rho), by_node=gated, **prior)
-            terms.append(kl if gate is None else (gate.sigmoid() * kl).sum())
-        if small:
-            mean, std = _end_to_end([m for m, _, _ in small]), std_of(_end_to_end([r for _, r, _ in small]))
+        for parts in [*([part] for part in some if part[0].numel() > _SMALL), *([small] if small else [])]:
+            mean, std = _end_to_end(m for m, _, _ in parts), std_of(_end_to_end(r for _, r, _ in parts))
             if not gated:
                 terms.append(_total_kl(mean, std, **prior))
                 continue
-            open_ = [g.sigmoid().view(-1, *(1,) * (m.dim() - 1)).expand_as(m) for m, _, g in small if g is not None]
+            open_ = (g.sigmoid().view(-1, *(1,) * (m.dim() - 1)).expand_as(m) for m, _, g in parts if g is not None)
             terms.append((_end_to_end(open_) * gaussian_kl(mean, std, **prior)).sum())
     return terms
 
 
-def _end_to_end(parts: list[Tensor]) -> Tensor:
-    return torch.cat([part.reshape(-1) for part in parts])
+def _end_to_end(parts: Iterable[Tensor]) -> Tensor:
+    flat = [part.reshape(-1) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def bernoulli_kl(logit: Tensor, *, inclusion: float) -> Tensor:
@@ -240,25 +182,13 @@ def bernoulli_kl(logit: Tensor, *, inclusion: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _KL(Penalty):
-    """The KL of posteriors from a prior of mean 0 or more.
+    """The KL of posteriors from a prior; arguments as in `GaussianKL`."""
 
-    Args:
-        prior_std: standard deviation of the prior, above 0; 0.2 for weights, 0.1 for rank-one factors.
-        weight: factor of the KL, 0 or more; 1 is the ELBO, less tempers the posterior.
-        anneal: share of the training phase over which that factor rises linearly from 0; 0 is at once.
-    """
+    limits: ClassVar[Limits] = {"prior_std": POSITIVE, "weight": NOT_NEGATIVE, "anneal": SHARE}
 
     prior_std: float = 0.2
     weight: float = 1.0
     anneal: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.prior_std > 0:
-            raise InputError(f"prior_std={self.prior_std!r}, but a standard deviation is above 0.")
-        if not 0 <= self.weight < math.inf:
-            raise InputError(f"weight={self.weight!r}, but the factor of a KL is a number of 0 or more.")
-        if not 0 <= self.anneal <= 1:
-            raise InputError(f"anneal={self.anneal!r}, but it is a share of the training phase: from 0 to 1.")
 
     @property
     def changes(self) -> bool:
@@ -272,7 +202,8 @@ class _KL(Penalty):
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return the sum of the divergences."""
         terms = self.terms(params)
-        return self.weight * annealed(progress, self.anneal) * torch.stack(terms).sum() if terms else torch.zeros(())
+        rise = min(1.0, progress / self.anneal) if self.anneal > 0 else 1.0
+        return self.weight * rise * torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +211,7 @@ class GaussianKL(_KL):
     """KL from every factorized Gaussian posterior (`X_mean`, `X_rho`) to N(prior_mean, prior_std^2).
 
     Args:
-        prior_mean: mean of the prior; 1 for rank-one factors.
-        prior_std: standard deviation of the prior, above 0; 0.2 for weights, 0.1 for rank-one factors.
+        prior_mean, prior_std: of the prior; 0 and 0.2 for weights, 1 and 0.1 for rank-one factors.
         weight: factor of the KL, 0 or more; 1 is the ELBO, less tempers the posterior.
         anneal: share of the training phase over which that factor rises linearly from 0; 0 is at once.
         include: patterns of the posteriors it concerns, by their name without suffix ("fc.weight"); all by default.
@@ -322,12 +252,8 @@ class SpikeSlabKL(_KL):
         appendix A.
     """
 
+    limits: ClassVar[Limits] = {**_KL.limits, "inclusion": Limit(lambda p: 0 < p < 1, "a number between 0 and 1")}
     inclusion: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.inclusion < 1:
-            raise InputError(f"inclusion={self.inclusion!r}, but a prior probability is above 0 and below 1.")
 
     def terms(self, params: Params) -> list[Tensor]:
         """Return the divergences of the gates and of all Gaussian posteriors."""
@@ -335,12 +261,3 @@ class SpikeSlabKL(_KL):
         terms = [bernoulli_kl(_end_to_end(gates), inclusion=self.inclusion).sum()] if gates else []
         found = [(mean, rho, params.get(layer_of(name) + GATE)) for name, mean, rho in posteriors(params)]
         return terms + _divergences(found, prior_mean=0.0, prior_std=self.prior_std)
-
-
-def annealed(progress: float, anneal: float) -> float:
-    """Return the weight of a KL: rises from 0 to 1 over the first `anneal` of the phase, then stays 1.
-
-    >>> [annealed(p, 0.8) for p in (0.0, 0.4, 0.8, 1.0)], annealed(0.0, 0.0)
-    ([0.0, 0.5, 1.0, 1.0], 1.0)
-    """
-    return min(1.0, progress / anneal) if anneal > 0 else 1.0

@@ -32,10 +32,11 @@ from choral.base.errors import InputError
 from choral.base.types import Params, Slots
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
+from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Penalty(Value, ABC):
+class Penalty(Limited, ABC):
     """A sum over parameters that is added to the summed negative log likelihood.
 
     `slots`, a fact of the class, names the state slots it reads (an anchor, for example); the plan is checked for them before it
@@ -79,13 +80,10 @@ class L2(Penalty):
         exclude: patterns of parameters it leaves alone.
     """
 
+    limits: ClassVar[Limits] = {"precision": NOT_NEGATIVE}
     precision: float = 1.0
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.precision < math.inf:
-            raise InputError(f"precision is {self.precision}; give a finite number of 0 or more.")
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return precision / 2 times the sum of squares."""
@@ -161,12 +159,9 @@ class Anchored(Penalty):
     """
 
     slots: ClassVar[tuple[str, ...]] = ("anchor",)
+    limits: ClassVar[Limits] = {"prior_std": POSITIVE}
     prior_std: float = 1.0
     scaled: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.prior_std > 0:
-            raise InputError(f"Anchored: prior_std={self.prior_std!r}, but a standard deviation is above 0.")
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         """Return the penalty of the parameters around the slot `anchor`."""

@@ -1,10 +1,8 @@
 """Bayesian operators: anchors and their walks, perturbed posteriors, frozen gates and what becomes of closed ones.
 
-Walks over anchors: Markov chains on the prior N(0, prior_std^2), one scalar chain for each parameter.
-
-A walk is a value with two pure functions: `start` draws the first anchor, `step` moves it a little, and every walk
-leaves the prior invariant. All it needs to go on is a pair of flat dicts, the anchor and the memory, so a chain can be
-stored and resumed. Short steps keep the next training short; a walk that keeps its direction still spans the prior.
+A walk has two pure functions: `start` draws the first anchor, `step` moves it a little. All it needs to go on is a pair
+of flat dicts, the anchor and the memory, so a chain can be stored and resumed. Short steps keep the next training short;
+a walk that keeps its direction still spans the prior.
 """
 
 from abc import ABC, abstractmethod
@@ -17,9 +15,9 @@ from torch import Tensor
 
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
-from choral.base.values import Value
 from choral.compaction import Fold, Form, follow, plan_compaction, slice_params
-from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, perturb_means, reset_stds, std_of
+from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, posteriors, rho_of, std_of
+from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 from choral.objectives.penalties import in_parameters, in_units
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
@@ -28,8 +26,8 @@ Chain = tuple[Params, Params]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk(Value, ABC):
-    """A Markov chain over anchors whose invariant distribution is N(0, prior_std^2) for every scalar.
+class Walk(Limited, ABC):
+    """A Markov chain over anchors that leaves N(0, prior_std^2) invariant for every scalar.
 
     `directed` walks remember a direction of ±1 for every scalar; the others have an empty memory.
     """
@@ -44,8 +42,6 @@ class Walk(Value, ABC):
             prior_std: standard deviation of the prior, above 0.
             generator: a CPU generator.
         """
-        if not prior_std > 0:
-            raise InputError(f"prior_std={prior_std!r}, but a standard deviation is above 0.")
         anchor = _each(lambda value: prior_std * _normal(value, generator), params)
         directions = _each(lambda value: torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1, anchor)
         return anchor, directions if self.directed else {}
@@ -56,7 +52,20 @@ class Walk(Value, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuidedWalk(Walk):
+class _InSteps(Walk, ABC):
+    """A walk in steps of a given size."""
+
+    limits: ClassVar[Limits] = {"step_std": POSITIVE, "leapfrog_steps": COUNT}
+    step_std: float = 0.02
+    relative_step: bool = False
+
+    def _size(self, prior_std: float) -> float:
+        """Return the size of a step in the units of the parameters."""
+        return self.step_std * (prior_std if self.relative_step else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedWalk(_InSteps):
     """Guided-walk Metropolis: keep going in one direction until a proposal is rejected, then turn.
 
     Proposal y = theta + p |z| with z ~ N(0, step_std^2) and direction p = ±1, accepted with probability
@@ -78,47 +87,32 @@ class GuidedWalk(Walk):
 
     directed: ClassVar[bool] = True
 
-    step_std: float = 0.02
-    relative_step: bool = False
-
-    def __post_init__(self) -> None:
-        _check_step(self.step_std)
-
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
         """Return the next anchor and the directions of every scalar."""
-        size = self.step_std * (prior_std if self.relative_step else 1.0)
         moved, directions = {}, {}
         for name, theta in anchor.items():
             direction = memory[name]
-            proposal = theta + direction * (size * _normal(theta, generator)).abs()
-            accepted = _accept(0.5 * (proposal / prior_std).square() - 0.5 * (theta / prior_std).square(), generator)
+            proposal = theta + direction * (self._size(prior_std) * _normal(theta, generator)).abs()
+            accepted = _accept(_energy(proposal / prior_std) - _energy(theta / prior_std), generator)
             moved[name] = torch.where(accepted, proposal, theta)
             directions[name] = torch.where(accepted, direction, -direction)
         return moved, directions
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianWalk(Walk):
+class GaussianWalk(_InSteps):
     """Random-walk Metropolis: proposal theta + z, z ~ N(0, step_std^2), accepted by the prior ratio.
 
     Args:
-        step_std: as in `GuidedWalk`.
-        relative_step: as in `GuidedWalk`.
+        step_std, relative_step: as in `GuidedWalk`.
     """
-
-    step_std: float = 0.02
-    relative_step: bool = False
-
-    def __post_init__(self) -> None:
-        _check_step(self.step_std)
 
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
         """Return the next anchor and the unchanged memory."""
-        size = self.step_std * (prior_std if self.relative_step else 1.0)
 
         def move(theta: Tensor) -> Tensor:
-            proposal = theta + size * _normal(theta, generator)
-            rise = 0.5 * (proposal / prior_std).square() - 0.5 * (theta / prior_std).square()
+            proposal = theta + self._size(prior_std) * _normal(theta, generator)
+            rise = _energy(proposal / prior_std) - _energy(theta / prior_std)
             return torch.where(_accept(rise, generator), proposal, theta)
 
         return _each(move, anchor), memory
@@ -132,11 +126,8 @@ class Autoregressive(Walk):
         correlation: between one anchor and the next (rho), from 0 (as `IID`) to below 1.
     """
 
+    limits: ClassVar[Limits] = {"correlation": BELOW_ONE}
     correlation: float = 0.99
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.correlation < 1:
-            raise InputError(f"Autoregressive: correlation={self.correlation!r}; give a number from 0 to below 1.")
 
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
         """Return the next anchor and the unchanged memory."""
@@ -145,7 +136,7 @@ class Autoregressive(Walk):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HMC(Walk):
+class HMC(_InSteps):
     """Hamiltonian Monte Carlo for each scalar by itself: leapfrog on the prior, accepted by the change of energy.
 
     In units of the prior, q = theta / prior_std with momentum p ~ N(0, 1) and energy (q^2 + p^2) / 2.
@@ -156,14 +147,7 @@ class HMC(Walk):
         leapfrog_steps: leapfrog steps for each move of the anchor.
     """
 
-    step_std: float = 0.02
-    relative_step: bool = False
     leapfrog_steps: int = 3
-
-    def __post_init__(self) -> None:
-        _check_step(self.step_std)
-        if self.leapfrog_steps < 1:
-            raise InputError(f"HMC: leapfrog_steps={self.leapfrog_steps}; give 1 or more.")
 
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
         """Return the next anchor and the unchanged memory."""
@@ -204,15 +188,14 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
+def _energy(units: Tensor) -> Tensor:
+    return 0.5 * units.square()
+
+
 def _accept(energy_rise: Tensor, generator: torch.Generator) -> Tensor:
     """Return True with probability min(1, exp(-energy_rise)), element by element."""
     draw = torch.rand(energy_rise.shape, generator=generator, dtype=energy_rise.dtype).to(energy_rise.device)
     return draw < (-energy_rise).exp()
-
-
-def _check_step(step_std: float) -> None:
-    if not step_std > 0:
-        raise InputError(f"step_std={step_std!r}, but the size of a step is above 0.")
 
 
 SHIFT = slot("target_shift", Role.SHIFT)
@@ -221,8 +204,8 @@ TARGETS = "targets"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Walking(Operator):
-    """What operators on anchors share: a walk on the prior.
+class _Walking(Operator, ABC):
+    """Operators that draw something from a prior, or move it there by one step of a walk.
 
     Args:
         walk: how anchors move; its memory is kept beside the anchor.
@@ -230,31 +213,33 @@ class _Walking(Operator):
         scaled: divide it, and the steps of the walk, by the root of a weight's inputs (`choral.objectives.penalties.scale`).
     """
 
+    draws: ClassVar[bool] = False  # whether from the prior, or one step from the last
+    names: ClassVar[tuple[str, str]] = ("anchor", "direction")  # slots of what walks, and of directions that are kept
+
+    limits: ClassVar[Limits] = {"prior_std": POSITIVE}
     walk: Walk
     prior_std: float
     scaled: bool = False
 
-    def __post_init__(self) -> None:
-        if not self.prior_std > 0:
-            raise InputError(f"{type(self).__name__}: prior_std={self.prior_std!r}; give a number above 0.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawAnchor(_Walking):
-    """Draw an anchor for every parameter from the prior.
-
-    Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649, Algorithms 1 and 2.
-    """
-
     @property
     def gives(self) -> tuple[str, ...]:
-        """The anchor, and the directions of a walk that keeps them."""
-        return ("anchor", "direction") if self.walk.directed else ("anchor",)
+        """What it draws, and directions."""
+        return self.names[: 1 + self.walk.directed] if self.draws else ()
 
-    def apply(self, state: State, context: Context) -> State:
-        """Return the state with a fresh anchor."""
-        anchor, memory = self.walk.start(state.params, self.prior_std, context.generator("anchor"))
-        return _with(state, anchor=in_parameters(anchor) if self.scaled else anchor, direction=memory)
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it moves, and directions."""
+        return () if self.draws else self.names[: 1 + self.walk.directed]
+
+    def _walked(
+        self, state: State, like: Params, generator: torch.Generator, convert: Callable[[Params], Params]
+    ) -> State:
+        """Return the state with the next of the chain: its start, shaped as `like`, or a step from `like`."""
+        if self.draws:
+            held, memory = self.walk.start(like, self.prior_std, generator)
+        else:
+            held, memory = self.walk.step(like, state.slots.get(self.names[1], {}), self.prior_std, generator)
+        return state.with_slots(**{name: one for name, one in zip(self.names, (convert(held), memory)) if one})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,21 +249,38 @@ class StepAnchor(_Walking):
     Reference: Delaunoy & Louppe, 2021, arXiv:2201.00649, Algorithms 2 and 3.
     """
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """An anchor to move."""
-        return ("anchor", "direction") if self.walk.directed else ("anchor",)
-
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with a neighboring anchor."""
-        held, directions = state.slots["anchor"], state.slots.get("direction", {})
-        held = in_units(held) if self.scaled else held
-        anchor, memory = self.walk.step(held, directions, self.prior_std, context.generator("anchor"))
-        return _with(state, anchor=in_parameters(anchor) if self.scaled else anchor, direction=memory)
+        """Return the state with a new anchor."""
+        held = state.params if self.draws else state.slots["anchor"]
+        like = in_units(held) if self.scaled and not self.draws else held
+        return self._walked(state, like, context.generator("anchor"), in_parameters if self.scaled else dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawTargetShift(_Walking):
+class DrawAnchor(StepAnchor):
+    """Draw an anchor for every parameter from the prior.
+
+    Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649, Algorithms 1 and 2.
+    """
+
+    draws: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTargetShift(_Walking):
+    """Move the noise on the targets by one step of the walk, as far relative to its size as the anchor moves."""
+
+    names: ClassVar[tuple[str, str]] = (SHIFT, "target_direction")
+
+    def apply(self, state: State, context: Context) -> State:
+        """Return the state with new noise."""
+        scale = _noise(context) / self.prior_std
+        like = {TARGETS: torch.empty(context.target_shape)} if self.draws else _scaled(state.slots[SHIFT], 1 / scale)
+        return self._walked(state, like, context.generator("target shift"), lambda noise: _scaled(noise, scale))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawTargetShift(StepTargetShift):
     """Draw likelihood noise to be added to this member's training targets.
 
     With it the minima of an anchored loss around a linear model follow its posterior exactly; without it they are too
@@ -288,39 +290,7 @@ class DrawTargetShift(_Walking):
         arXiv:1810.05546, section 3; the noise on targets is that of randomize-then-optimize.
     """
 
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """The shift, and the directions of a walk that keeps them."""
-        return (SHIFT, "target_direction") if self.walk.directed else (SHIFT,)
-
-    def apply(self, state: State, context: Context) -> State:
-        """Return the state with its own noise."""
-        std, like = _noise(context), {TARGETS: torch.empty(context.target_shape)}
-        noise, memory = self.walk.start(like, self.prior_std, context.generator("target shift"))
-        return _with(state, target_shift=_scaled(noise, std / self.prior_std), target_direction=memory)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTargetShift(_Walking):
-    """Move the noise on the targets by one step of the walk, as far relative to its size as the anchor moves."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """A shift to move."""
-        return (SHIFT, "target_direction") if self.walk.directed else (SHIFT,)
-
-    def apply(self, state: State, context: Context) -> State:
-        """Return the state with neighboring noise."""
-        scale = _noise(context) / self.prior_std
-        noise = _scaled(state.slots[SHIFT], 1 / scale)
-        memory = state.slots.get("target_direction", {})
-        noise, memory = self.walk.step(noise, memory, self.prior_std, context.generator("target shift"))
-        return _with(state, target_shift=_scaled(noise, scale), target_direction=memory)
-
-
-def _with(state: State, **slots: Params) -> State:
-    """Set slots; an empty one (the memory of a walk without any) is left out."""
-    return state.with_slots(**{name: held for name, held in slots.items() if held})
+    draws: ClassVar[bool] = True
 
 
 def _scaled(tensors: Params, factor: float) -> Params:
@@ -351,7 +321,10 @@ class Perturb(Operator):
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its means moved."""
-        moved = perturb_means(state.params, self.factor, context.generator("perturb"))
+        generator, moved = context.generator("perturb"), dict(state.params)
+        for stem, mean, rho in posteriors(state.params):
+            coin = torch.randint(2, mean.shape, generator=generator).to(mean) * 2 - 1
+            moved[stem + MEAN] = mean + self.factor * std_of(rho) * coin
         return state.having(params=moved)
 
 
@@ -375,8 +348,13 @@ class ResetStds(Operator):
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with narrow posteriors."""
-        options = {"std": self.std, "rho": self.rho, "rho_spread": self.rho_spread}
-        narrow = reset_stds(state.params, how=self.how, generator=context.generator("stds"), **options)
+        generator, narrow = context.generator("stds"), dict(state.params)
+        for stem, _, old in posteriors(state.params):
+            if self.how == "small":
+                narrow[stem + RHO] = torch.full_like(old, rho_of(self.std))
+            else:
+                noise = torch.randn(old.shape, generator=generator, dtype=old.dtype)
+                narrow[stem + RHO] = (self.rho + self.rho_spread * noise).to(old)
         return state.having(params=narrow)
 
 
@@ -393,9 +371,8 @@ class FreezeGates(Operator):
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with certain gates."""
-        params, buffers = freeze_gates(
-            state.params, state.buffers, rule=self.rule, generator=context.generator("gates")
-        )
+        generator = context.generator("gates")
+        params, buffers = freeze_gates(state.params, state.buffers, rule=self.rule, generator=generator)
         # a gate that is fixed has nothing left to move it
         memory = {n: torch.zeros_like(t) if n.endswith(GATE) and t.dim() else t for n, t in state.memory.items()}
         return state.having(params=params, buffers=buffers, memory=memory)

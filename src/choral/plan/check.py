@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
-from choral.plan.variants import check_known
-from choral.plan.walk import Place, Visitor, first, once, walk
-
-_BEGIN = "there are no weights yet; put Reset() or Start() before it"
+from choral.base.errors import did_you_mean
+from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Starter, Train
+from choral.plan.variants import OF_STEPS, numbers_of
+from choral.plan.walk import Place, Visitor, first, once, trainings, walk
 
 
 class _Reached(NamedTuple):
@@ -24,105 +23,82 @@ def problems(plan: Phase, *, penalty_slots: tuple[str, ...] = ()) -> list[str]:
     >>> problems(seq(Collect()))
     ['seq[0] Collect: there are no weights yet; put Reset() or Start() before it']
     """
-    check = _Check(penalty_slots)
-    visitor = Visitor(
-        start=check.start,
-        change=check.change,
-        train=check.train,
-        collect=check.collect,
-        enter=check.enter,
-        rounds=once,
-        branches=first,
-        other=lambda phase, place: check.say(phase, place, "is neither a combinator, Train, Collect nor an operator"),
-    )
-    walk(plan, _Reached(), visitor)
-    if not check.collected:
-        check.found.append("the plan collects no member; add Collect() where a member is ready")
-    return check.found
+    found: dict[str, None] = {}  # in order, each once
 
+    def say(phase: Phase, place: Place, what: str, reached: _Reached | None = None) -> None:
+        name = type(phase).__name__.lower() if phase.children or phase.obstacle else type(phase).__name__
+        where = "".join(f"seq[{step.number}] " if step.kind == "seq" else f"{step.kind} " for step in place.steps)
+        begin = "there are no weights yet; put Reset() or Start() before it"
+        for said in (begin if reached and not reached.has_started else "", what):
+            if said:
+                found[f"{where}{name}: {said}"] = None
 
-class _Check:
-    """What is done at each phase: say what is wrong with it, and note what it brings."""
+    def enter(node: Phase, place: Place) -> None:
+        match node:
+            case Fork():
+                say(node, place, _unknown_settings(node))
+            case Seq() | Repeat():
+                pass
+            case _:
+                say(node, place, "is neither a combinator, Train, Collect nor an operator")
+        say(node, place, node.obstacle)
 
-    def __init__(self, penalty_slots: tuple[str, ...]):
-        self.penalty_slots, self.collected, self.found = penalty_slots, 0, list[str]()
-
-    def say(self, phase: Phase, place: Place, what: str) -> None:
-        """Note a problem, once."""
-        name = type(phase).__name__
-        line = f"{_where(place)}{name.lower() if phase.children or phase.obstacle else name}: {what}"
-        if line not in self.found:
-            self.found.append(line)
-
-    def enter(self, node: Phase, place: Place) -> None:
-        """Check the numbers of a combinator, and that the settings in which branches differ mean something in it."""
-        if isinstance(node, Fork) and node.varied:
-            self._check_varied(node, place)
-        if node.obstacle:
-            self.say(node, place, node.obstacle)
-
-    def _check_varied(self, node: Fork, place: Place) -> None:
-        phases: list[Train] = []
-        read: set[str] = set()
-
-        def change(phase: Operator, _: Place, __: None) -> None:
-            read.update(phase.reads)
-
-        walk(
-            node.body,
-            None,
-            Visitor(train=lambda p, *_: phases.append(p), change=change, rounds=once, branches=first),
-        )
-        for phase in phases[:1]:
-            wrong = check_known(set(node.varied), phase.optimizer, read)
-            if wrong:
-                self.say(node, place, wrong)
-
-    def start(self, phase: Starter, place: Place, reached: _Reached) -> _Reached:
-        """There are weights from here on."""
+    def start(phase: Starter, place: Place, reached: _Reached) -> _Reached:
         return reached._replace(has_started=True)
 
-    def collect(self, phase: Collect, place: Place, reached: _Reached) -> _Reached:
-        """Count a member."""
-        self.collected += 1
-        if not reached.has_started:
-            self.say(phase, place, _BEGIN)
-        return reached
-
-    def change(self, phase: Operator, place: Place, reached: _Reached) -> _Reached:
-        """Check what an operator needs; its slots are there from here on."""
-        if not reached.has_started:
-            self.say(phase, place, _BEGIN)
-        if phase.obstacle:
-            self.say(phase, place, phase.obstacle)
+    def change(phase: Operator, place: Place, reached: _Reached) -> _Reached:
+        say(phase, place, phase.obstacle, reached)
         for slot in phase.needs:
             if slot not in reached.slots:
-                self.say(phase, place, f"needs the slot '{slot}', which no phase before it gives")
-        return reached._replace(slots=reached.slots | set(phase.gives))
+                say(phase, place, f"needs the slot '{slot}', which no phase before it gives")
+        return reached._replace(slots=reached.slots.union(phase.gives))
 
-    def train(self, phase: Train, place: Place, reached: _Reached) -> _Reached:
-        """Check a training phase; the slots of its rules are there from here on."""
-        if not reached.has_started:
-            self.say(phase, place, _BEGIN)
-        for what in self._odd_settings(phase, reached.slots):
-            self.say(phase, place, what)
+    def train(phase: Train, place: Place, reached: _Reached) -> _Reached:
+        say(phase, place, "", reached)
+        for what in _odd_settings(phase, reached.slots, penalty_slots):
+            say(phase, place, what)
         return reached._replace(slots=reached.slots.union(*(rule.phase.gives for rule in phase.every)))
 
-    def _odd_settings(self, phase: Train, slots: frozenset[str]) -> Iterator[str]:
-        if phase.epochs < 0 or phase.epochs != int(phase.epochs):
-            yield f"epochs is {phase.epochs}; give a whole number, 0 or more"
-        if phase.batch_size < 0:
-            yield f"batch_size is {phase.batch_size}; give 1 or more, or 0 for one that is chosen"
-        for slot in self.penalty_slots:
-            if slot not in slots:
-                yield f"the objective reads the slot '{slot}', which no phase before it gives"
-        for rule in phase.every:
-            if rule.count < 1:
-                yield f"every({rule.count}, ...) cannot be; give a count of 1 or more"
-            for slot in rule.phase.needs:
-                if slot not in slots.union(rule.phase.gives):
-                    yield f"every: {type(rule.phase).__name__} needs the slot '{slot}', which no phase before it gives"
+    def collect(phase: Collect, place: Place, reached: _Reached) -> _Reached:
+        collected.append(phase)
+        say(phase, place, "", reached)
+        return reached
+
+    collected: list[Collect] = []
+    visitor = Visitor(
+        start=start, change=change, train=train, collect=collect, enter=enter, rounds=once, branches=first
+    )
+    walk(plan, _Reached(), visitor)
+    none = [] if collected else ["the plan collects no member; add Collect() where a member is ready"]
+    return [*found, *none]
 
 
-def _where(place: Place) -> str:
-    return "".join(f"seq[{step.number}] " if step.kind == "seq" else f"{step.kind} " for step in place.steps)
+def _unknown_settings(node: Fork) -> str:
+    """Return what is wrong with the settings in which branches differ: one that nothing in them knows."""
+    read: set[str] = set()
+    walk(node.body, None, Visitor(change=lambda phase, _, __: read.update(phase.reads), rounds=once, branches=first))
+    for optimizer in [phase.optimizer for phase in trainings(node.body)[:1]]:
+        known = sorted({*OF_STEPS, *numbers_of(optimizer), *read})
+        for name in sorted(node.varied.difference(known)):
+            near = did_you_mean(name, known)
+            return (
+                f"variants set {name!r}, which neither {type(optimizer).__name__} nor an operator knows; known are "
+                f"{', '.join(known)}{'.' if near else ''}{near}"
+            )
+    return ""
+
+
+def _odd_settings(phase: Train, slots: frozenset[str], penalty_slots: tuple[str, ...]) -> Iterator[str]:
+    if phase.epochs < 0 or phase.epochs != int(phase.epochs):
+        yield f"epochs is {phase.epochs}; give a whole number, 0 or more"
+    if phase.batch_size < 0:
+        yield f"batch_size is {phase.batch_size}; give 1 or more, or 0 for one that is chosen"
+    for slot in penalty_slots:
+        if slot not in slots:
+            yield f"the objective reads the slot '{slot}', which no phase before it gives"
+    for rule in phase.every:
+        if rule.count < 1:
+            yield f"every({rule.count}, ...) cannot be; give a count of 1 or more"
+        for slot in rule.phase.needs:
+            if slot not in slots.union(rule.phase.gives):
+                yield f"every: {type(rule.phase).__name__} needs the slot '{slot}', which no phase before it gives"

@@ -1,12 +1,9 @@
-"""What a plan costs (epochs, members, steps) and how many steps it needs at least, known before it runs.
-
-What a plan needs at least: every training phase says how many steps, and data say how many its epochs are.
-"""
+"""What a plan costs (epochs, members, steps), and how many steps it needs at least, known before it runs."""
 
 from dataclasses import dataclass, replace
 
-from choral.plan.phases import Phase, Train
-from choral.plan.walk import Visitor, first, mapped, once, trainings, walk
+from choral.plan.phases import Collect, Phase, Train
+from choral.plan.walk import mapped, trainings
 
 
 @dataclass(frozen=True)
@@ -33,38 +30,27 @@ class Cost:
 def cost(plan: Phase) -> Cost:
     """Return the cost of a plan.
 
-    >>> from choral.plan.phases import Collect, Train, fork, seq
+    >>> from choral.plan.phases import fork, seq
     >>> cost(fork(3, seq(Train(epochs=5), Collect())))
     Cost(epochs=15, networks=3, phases=3)
     """
-    times, found = [1], [Cost()]  # of the combinators around a phase
-
-    def add(one: Cost) -> None:
-        found.append(one * times[-1])
-
-    visitor = Visitor[None](
-        enter=lambda node, place: times.append(times[-1] * node.runs),
-        leave=lambda node, place: times.__delitem__(-1),
-        train=lambda phase, place, _: add(Cost(phase.epochs, 0, 1)),
-        collect=lambda phase, place, _: add(Cost(0, 1, 0)),
-        rounds=once,
-        branches=first,
-    )
-    walk(plan, None, visitor)
-    return sum(found, Cost())
+    match plan:
+        case Train(epochs=epochs):
+            return Cost(epochs, 0, 1)
+        case Collect():
+            return Cost(0, 1, 0)
+    return sum(map(cost, plan.children), Cost()) * plan.runs
 
 
 def begun(plan: Phase) -> int:
     """Return how many networks a plan begins: branches that start anew, not rounds that go on.
 
     >>> from choral.plan.operators import Reset
-    >>> from choral.plan.phases import Collect, fork, repeat, seq
+    >>> from choral.plan.phases import fork, repeat, seq
     >>> begun(fork(3, Reset(), Collect())), begun(seq(Reset(), repeat(4, Collect())))
     (3, 1)
     """
-    found: list[int] = []
-    walk(plan, None, Visitor[None](start=lambda phase, place, _: found.append(1)))
-    return len(found)
+    return sum(map(begun, plan.children)) * plan.runs if plan.children else int(plan.visit == "start")
 
 
 def batches_in(points: int, batch_size: int) -> int:
@@ -81,20 +67,6 @@ ENOUGH = 10_000
 """Steps of the longest training phase where the user does not say how long it is."""
 
 
-@dataclass(frozen=True)
-class Short:
-    """A training phase that is shorter than its method needs.
-
-    Attributes:
-        epochs, steps: what it has.
-        least_steps: what it needs.
-    """
-
-    epochs: int
-    steps: int
-    least_steps: int
-
-
 def steps_of(phase: Train, points: int) -> int:
     """Return the steps of a training phase on so many points.
 
@@ -104,15 +76,13 @@ def steps_of(phase: Train, points: int) -> int:
     return phase.epochs * batches_in(points, phase.batch_size)
 
 
-def short(plan: Phase, points: int) -> list[Short]:
-    """Return the kinds of training phases that are shorter than they say they need, in the order they run.
+def short(plan: Phase, points: int) -> list[Train]:
+    """Return the training phases that are shorter than they say they need, each once, in the order they run.
 
-    >>> short(Train(epochs=5, batch_size=32, least_steps=100), 277)
-    [Short(epochs=5, steps=45, least_steps=100)]
+    >>> [phase.epochs for phase in short(Train(epochs=5, batch_size=32, least_steps=100), 277)]
+    [5]
     """
-    phases = dict.fromkeys(trainings(plan))
-    found = [Short(phase.epochs, steps_of(phase, points), phase.least_steps) for phase in phases if phase.epochs]
-    return [one for one in found if one.steps < one.least_steps]
+    return [p for p in dict.fromkeys(trainings(plan)) if p.epochs and steps_of(p, points) < p.least_steps]
 
 
 def raised(plan: Phase, points: int) -> Phase:
@@ -150,11 +120,11 @@ def warning(plan: Phase, points: int) -> str:
     found = short(plan, points)
     if not found:
         return ""
-    worst = min(found, key=lambda one: one.steps / one.least_steps)
+    worst = min(found, key=lambda phase: steps_of(phase, points) / phase.least_steps)
     total, trained = cost(raised(plan, points)).epochs, max(1, begun(plan))
     apart = f" for each member (budget={total})" if trained > 1 else ""
     return (
-        f"the budget is below what the method needs: a training of {worst.epochs} epochs is {worst.steps} steps and should be "
-        f"{worst.least_steps}; give epochs={-(-total // trained)} or more{apart}"
+        f"the budget is below what the method needs: a training of {worst.epochs} epochs is {steps_of(worst, points)} steps "
+        f"and should be {worst.least_steps}; give epochs={-(-total // trained)} or more{apart}"
         + (", or fewer members" if cost(plan).networks > 1 else "")
     )

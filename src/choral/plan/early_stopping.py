@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from choral.base.arguments import is_whole
 from choral.base.errors import InputError, did_you_mean
 from choral.base.portrait import Function
 from choral.base.text import grows
 from choral.base.values import Value
+from choral.objectives.limits import COUNT, NOT_NEGATIVE, Limited, Limits
 from choral.plan.state import slot
 from choral.predictions import Predictive, means_of
 
@@ -88,7 +88,7 @@ class Measure(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping(Value):
+class EarlyStopping(Limited):
     """End a training phase when held-out points are no longer predicted better, and choose the weights that are kept.
 
     Args:
@@ -105,6 +105,7 @@ class EarlyStopping(Value):
     Measure(name='rmse', larger_is_better=False, function=None)
     """
 
+    limits: ClassVar[Limits] = {"patience": COUNT, "every": COUNT, "min_delta": NOT_NEGATIVE}
     patience: int | None = 16
     restore_best: bool = True
     monitor: Any = None
@@ -115,16 +116,11 @@ class EarlyStopping(Value):
     def __post_init__(self) -> None:
         if self.monitor is not None:
             object.__setattr__(self, "monitor", Measure.of(self.monitor))
-        for name in ("patience", "every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"EarlyStopping: {name} is {value!r}; give 1 or more epochs.")
+        super().__post_init__()
         if self.patience is not None and self.every > self.patience:
             raise InputError(
                 f"EarlyStopping: every is {self.every}, above the patience of {self.patience} epochs, which would be up before the first validation."
             )
-        if not self.min_delta >= 0:
-            raise InputError(f"EarlyStopping: min_delta is {self.min_delta!r}; give 0 or more.")
 
 
 SHARE = slot("share")
@@ -132,7 +128,7 @@ SHARE = slot("share")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Select(Value):
+class Select(Limited):
     """Choose members greedily, with replacement, by the score of held-out points, anew after every epoch of a training phase.
 
     Each network stands as it is now and as it was when it was chosen last (when it was best, if it never was). A choice replaces the
@@ -146,11 +142,6 @@ class Select(Value):
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, sections 2 and 2.1.
     """
 
+    limits: ClassVar[Limits] = {"picks": COUNT, "patience": COUNT}
     picks: int = 32
     patience: int = 32
-
-    def __post_init__(self) -> None:
-        if not is_whole(self.picks, 1) or not is_whole(self.patience, 1):
-            raise InputError(
-                f"Select: picks={self.picks!r}, patience={self.patience!r}; give whole numbers, 1 or more."
-            )

@@ -9,6 +9,8 @@ from torch import nn
 from choral.base import draws
 from choral.base.errors import InputError, PlanError
 from choral.layers.bayesian.patched import DrawnStatistics
+from choral.objectives.limits import Limit, Limits
+from choral.plan.cost import begun
 from choral.plan.phases import Collect, Context, Fork, Operator, Phase, Repeat, Seq, Starter, fork, opened, seq
 from choral.plan.state import Role, State, slot
 from choral.plan.walk import Place, Visitor, walk
@@ -139,8 +141,7 @@ class DrawMoments(Operator):
             noise = variance.sqrt() * torch.randn(mean.shape, generator=generator).to(mean)
             if rank:
                 noise = noise + torch.tensordot(columns.to(mean), state.slots["deviations"][name], dims=1)
-            value = mean + self.scale**0.5 * noise
-            drawn[name] = value
+            drawn[name] = mean + self.scale**0.5 * noise
         return state.having(params=drawn, memory={})
 
 
@@ -192,11 +193,8 @@ class RecalibrateDraws(Operator):
         points: training points each pass is estimated on, drawn at random; all of them if there are fewer.
     """
 
+    limits: ClassVar[Limits] = {"points": Limit(lambda points: points >= 2, "2 or more")}
     points: int = 1024
-
-    def __post_init__(self) -> None:
-        if self.points < 2:
-            raise InputError(f"RecalibrateDraws: points={self.points}; give 2 or more.")
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with statistics for every pass."""
@@ -285,23 +283,19 @@ def in_folds(plan: Phase, folds: int) -> Phase:
 
 def _holding_out(phase: Phase, fold: Fold) -> Phase:
     """Return a phase with every network's start followed by the part it holds out."""
-    if isinstance(phase, Starter):
-        return seq(phase, fold)
-    if isinstance(phase, Seq):
-        parts = [_holding_out(p, fold) for p in phase.phases]
-        return seq(*(one for p in parts for one in opened(p)))
-    if isinstance(phase, Repeat):
-        return replace(phase, body=_holding_out(phase.body, fold))
-    if isinstance(phase, Fork) and _starts(phase):
+    match phase:
+        case Starter():
+            return seq(phase, fold)
+        case Seq(phases=phases):
+            return seq(*(one for p in phases for one in opened(_holding_out(p, fold))))
+        case Repeat(body=body):
+            return replace(phase, body=_holding_out(body, fold))
+    if begun(phase):
         raise PlanError(
             "the plan starts networks anew within two forks, so that nothing says which part each of them holds out; leave folds out "
             "(validation=0.2 watches the training of any plan)."
         )
     return phase
-
-
-def _starts(phase: Phase) -> bool:
-    return isinstance(phase, Starter) or any(_starts(child) for child in phase.children)
 
 
 def folds_of(plan: Phase) -> list[int | None]:

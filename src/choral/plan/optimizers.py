@@ -3,7 +3,6 @@
 The schedule sets the learning rate. Stacked members with different settings are parameter groups of one torch optimizer.
 """
 
-import functools
 import inspect
 import itertools
 import math
@@ -17,27 +16,17 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.portrait import Function
-from choral.base.values import Value
+from choral.objectives.limits import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Limited, Limits
 from choral.objectives.penalties import matches
 
 FACTORS = "rate_factors"
 """The key of torch's parameter groups that holds the factors of their learning rate."""
 
-_LIMITS = {
-    "weight_decay": math.inf,
-    "clip": math.inf,
-    "momentum": 1,
-    "betas": 1,
-    "eps": math.inf,
-    "matrix_rate": math.inf,
-    "steps": 100,
-}
-_POSITIVE = ("clip", "eps", "matrix_rate", "steps")
 Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer(Value, ABC):
+class Optimizer(Limited, ABC):
     """What updates the weights.
 
     Args:
@@ -50,6 +39,15 @@ class Optimizer(Value, ABC):
             fit) learn at that many times the rate of the schedule.
     """
 
+    limits: ClassVar[Limits] = {
+        "weight_decay": NOT_NEGATIVE,
+        "clip": POSITIVE,
+        "momentum": BELOW_ONE,
+        "betas": BELOW_ONE,
+        "eps": POSITIVE,
+        "matrix_rate": POSITIVE,
+        "steps": COUNT,
+    }
     weight_decay: float = 0.0
     decay_vectors: bool = True
     clip: float | None = None
@@ -59,7 +57,6 @@ class Optimizer(Value, ABC):
     varies: ClassVar[bool] = True  # whether stacked members may differ in its settings
     coupled: ClassVar[bool] = False  # whether updates may mix numbers: gradients of removed weights are then set to 0
     by_matrix: ClassVar[bool] = False  # whether it updates whole matrices: stacked members are then passed one by one
-    without_hooks: ClassVar[bool] = False  # whether steps may pass over torch's hooks, because nobody can have set one
     usual_rate: ClassVar[float] = 1e-3  # the peak learning rate where none is given
     adaptive: ClassVar[bool] = False  # whether steps are as long as the learning rate says, not as gradients are
 
@@ -82,12 +79,7 @@ class Optimizer(Value, ABC):
         return
 
     def __post_init__(self) -> None:
-        for name, limit in _LIMITS.items():
-            given = getattr(self, name, None)
-            values = given if isinstance(given, tuple) else (given,)
-            if given is not None and not all(0 <= v < limit and (v or name not in _POSITIVE) for v in values):
-                least = "more than" if name in _POSITIVE else "at least"
-                raise InputError(f"{type(self).__name__}: {name} is {given}; give {least} 0 and less than {limit}.")
+        super().__post_init__()
         for pattern, factor in self.rates:
             if not 0 <= factor < math.inf:
                 raise InputError(f"rates has {factor!r} for {pattern!r}; give a factor of the rate, 0 or more.")
@@ -139,7 +131,6 @@ class SGD(Optimizer):
     nesterov: bool = False
 
     usual_rate: ClassVar[float] = 0.05
-    without_hooks: ClassVar[bool] = True
 
     def _settings(self, p: Tensor) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
@@ -163,7 +154,6 @@ class Adam(Optimizer):
     eps: float = 1e-8
 
     adaptive: ClassVar[bool] = True
-    without_hooks: ClassVar[bool] = True
 
     def _settings(self, p: Tensor) -> dict[str, Any]:
         return {"betas": self.betas, "eps": self.eps}
@@ -368,18 +358,10 @@ def steps_of(memory: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
 
 
 def _stacked(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the memory of the stacked parameters of several networks; they have taken the same number of steps.
-
-    A network that remembers nothing where another does (no momentum) is as one that remembers zeros.
-    """
+    """Return the memory of stacked networks, which have taken the same number of steps; no memory is one of zeros."""
     known = {full: value for memory in memories for full, value in memory.items()}
     rows = {full: [m[full] if full in m else torch.zeros_like(one) for m in memories] for full, one in known.items()}
     return {full: one if _is_count(full) else torch.stack(rows[full]) for full, one in known.items()}
-
-
-def _without_hooks(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """Return a step without torch's wrapper for hooks and profilers, which takes 5 % of the time of small fits."""
-    return torch.no_grad()(functools.partial(inspect.unwrap(type(optimizer).step), optimizer))
 
 
 class Member(NamedTuple):
@@ -422,7 +404,6 @@ class Stepper:
         for part, (own, rate) in zip(self._parts, members):
             groups += own.groups(part, rate=rate, stacked=self._together, undecayed=undecayed, led=led)
         self.optimizers = value.make(groups)
-        self._steps = [_without_hooks(o) if value.without_hooks else o.step for o in self.optimizers]
 
     def step(self, rate: float) -> None:
         """Update all parameters that have gradients, at the schedule's learning rate."""
@@ -435,8 +416,7 @@ class Stepper:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = math.prod((rate, *group[FACTORS]))
-        for step in self._steps:
-            step()
+            optimizer.step()
 
     def memories(self) -> list[dict[str, Tensor]]:
         """Return what the optimizers remember of each network, as flat dicts 'entry/parameter name' -> tensor."""

@@ -19,6 +19,7 @@ from choral.base.order import Called
 from choral.base.types import Params
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
+from choral.objectives.limits import Limited
 from choral.plan.early_stopping import Select
 from choral.plan.optimizers import SGD, Optimizer
 from choral.plan.schedules import Constant, Schedule
@@ -27,8 +28,10 @@ from choral.plan.variants import Space, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase(Value, ABC):
-    """One node of a plan."""
+class Phase(Limited, ABC):
+    """One node of a plan. `visit` names the part of a `walk.Visitor` that meets it; combinators have none."""
+
+    visit: ClassVar[Literal["start", "change", "train", "collect", ""]] = ""
 
     @property
     def children(self) -> tuple["Phase", ...]:
@@ -57,51 +60,39 @@ class Context(Protocol):
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Shape of all training targets, (point, ...)."""
-        ...
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the generator of this place."""
-        ...
 
     def sibling_generator(self, purpose: str) -> torch.Generator:
         """Return a generator that all branches of the innermost fork share (`branch` says which one this is)."""
-        ...
 
     def partition(self, parts: int) -> torch.Tensor:
         """Return the part, from 0 on, that each training point belongs to (point,): the same for every branch of a run."""
-        ...
 
     def fresh(self) -> State:
         """Return a newly built network's state, drawn with the seed of this place."""
-        ...
 
     def given(self) -> State | None:
         """Return the weights of the network the user handed over, or None for a factory."""
-        ...
 
     def network(self, state: State) -> nn.Module:
         """Return the joint network holding a state, in evaluation mode; valid until the next call."""
-        ...
 
     def member(self, state: State, index: int) -> nn.Module:
         """Return one member of a state as a plain network of its own (`Structure.member`)."""
-        ...
 
     def example(self) -> Batch:
         """Return a few training inputs as the joint network reads them."""
-        ...
 
     def calls(self, state: State) -> Sequence[Called]:
         """Return the calls of modules in a pass of the joint network in evaluation mode, in their order."""
-        ...
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:
         """Yield the training inputs as the joint network reads them, without augmentation: all in order, or some at random."""
-        ...
 
     def gradients(self, state: State, batches: int) -> Params:
         """Return the gradient of the objective over some training batches, also where the mask is False."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +102,7 @@ class Starter(Phase, ABC):
     `takes_given`, a fact of the class, says whether it takes the weights of the network the user handed over.
     """
 
+    visit = "start"
     takes_given: ClassVar[bool] = False
 
     @abstractmethod
@@ -122,8 +114,15 @@ class Starter(Phase, ABC):
 class Operator(Phase, ABC):
     """A phase that turns one state into the next without training.
 
-    `needs` and `gives` name the slots it reads and writes; plans are checked for them before they run.
+    `needs` and `gives` name the slots it reads and writes; plans are checked for them before they run. Facts of the class:
+    `reads` names the settings of its branch's variant that it reads; `anywhere`, whether it computes on whatever device a
+    state is, where others get states in plain memory; `foreseen`, whether the cost can be told before training.
     """
+
+    visit = "change"
+    reads: ClassVar[tuple[str, ...]] = ()
+    anywhere: ClassVar[bool] = False
+    foreseen: ClassVar[bool] = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -134,21 +133,6 @@ class Operator(Phase, ABC):
     def gives(self) -> tuple[str, ...]:
         """Slots that exist afterwards."""
         return ()
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Settings of its branch's variant that it reads."""
-        return ()
-
-    @property
-    def anywhere(self) -> bool:
-        """Whether it computes on whatever device a state is; as a rule within training, others get states in plain memory."""
-        return False
-
-    @property
-    def foreseen(self) -> bool:
-        """Whether what it changes about the cost does not depend on training, so that cost can be told before it."""
-        return False
 
     @abstractmethod
     def apply(self, state: State, context: Context) -> State:
@@ -205,6 +189,8 @@ class Train(Phase):
     Weights are held at exactly zero wherever the state's slot 'mask' is False.
     """
 
+    visit = "train"
+
     epochs: int
     schedule: Schedule = Constant(0.1)
     optimizer: Optimizer = SGD()
@@ -219,6 +205,8 @@ class Train(Phase):
 @dataclass(frozen=True, kw_only=True)
 class Collect(Phase):
     """Keep the current weights as a member of the ensemble (or as all the members of a joint network)."""
+
+    visit = "collect"
 
 
 @dataclass(frozen=True, kw_only=True)

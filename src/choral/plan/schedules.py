@@ -9,26 +9,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Real
+from typing import ClassVar
 
 from choral.base.errors import InputError
 from choral.base.portrait import Function
-from choral.base.values import Value
+from choral.objectives.limits import BELOW_ONE, SHARE, Limited, Limits
 
 
 @dataclass(frozen=True)
-class Schedule(Value, ABC):
+class Schedule(Limited, ABC):
     """The learning rate as a function of how far the phase is."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Real) and not 0 <= float(value) < math.inf:
                 raise InputError(f"{type(self).__name__}: {f.name} is {value}; give a finite number of 0 or more.")
-
-    @property
-    def by_progress(self) -> bool:
-        """Whether `at` knows the rate of every progress, whatever the number of steps."""
-        return True
 
     @abstractmethod
     def at(self, progress: float) -> float:
@@ -66,14 +63,10 @@ class Steps(Schedule):
     [0.1, 0.01, 0.001]
     """
 
+    limits: ClassVar[Limits] = {"milestones": SHARE}
     value: float
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not all(0 <= m <= 1 for m in self.milestones):
-            raise InputError(f"milestones are {self.milestones}; they are parts of the phase, from 0 to 1.")
 
     def at(self, progress: float) -> float:
         """Return the value after the milestones passed so far."""
@@ -162,21 +155,13 @@ class Relative(Schedule):
     shape: Schedule
     peak: float | None = None
 
-    @property
-    def by_progress(self) -> bool:
-        """As its shape."""
-        return self.shape.by_progress
-
     def at(self, progress: float) -> float:
         """Return the learning rate, or the shape alone while there is no peak."""
-        return self._times(self.shape.at(progress))
+        return (1.0 if self.peak is None else self.peak) * self.shape.at(progress)
 
     def rate(self, step: int, steps: int) -> float:
         """Return the learning rate of a step."""
-        return self._times(self.shape.rate(step, steps))
-
-    def _times(self, part: float) -> float:
-        return part if self.peak is None else self.peak * part
+        return (1.0 if self.peak is None else self.peak) * self.shape.rate(step, steps)
 
 
 @dataclass(frozen=True)
@@ -204,15 +189,11 @@ class OneCycle(Schedule):
     The last step of the phase has exactly the rate `end`, as in the two-phase schedule of Smith and Topin.
     """
 
+    limits: ClassVar[Limits] = {"warm": BELOW_ONE}
     peak: float
     start: float = 0.001
     end: float = 1e-7
     warm: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.warm < 1:
-            raise InputError(f"warm is {self.warm}; it is a part of the phase, from 0 to below 1.")
 
     def at(self, progress: float) -> float:
         """Return the rate on the two half cosines."""
@@ -254,11 +235,6 @@ class OwnRate(Schedule):
         schedule = OwnRate(Function.of(function), with_steps=places > 1)
         schedule.rate(0, 1)
         return schedule
-
-    @property
-    def by_progress(self) -> bool:
-        """Whether its shape is known without the number of steps: only if the function is told that number."""
-        return self.with_steps
 
     def at(self, progress: float) -> float:
         """Return the rate at a progress, for methods that cut a schedule into parts."""

@@ -1,6 +1,6 @@
 """A plan as a tree, in words: for people (`show`) and for machines (`tree`)."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 from choral.base.values import Value
@@ -10,21 +10,21 @@ from choral.plan.variants import Space
 
 
 def _brief(item: Any) -> str:
-    if isinstance(item, Every):
-        spans = [f" from {item.start * 100:g} %"] * (item.start > 0) + [f" until {item.stop * 100:g} %"] * (
-            item.stop < 1
-        )
-        return f"every {item.count} {item.unit}{''.join(spans)}: {_brief(item.phase)}"
-    if isinstance(item, Space):
-        return "; ".join(f"{name} {_brief(span)}" for name, span in item.spans)
-    if isinstance(item, Value) and is_dataclass(item):
-        shown = [
-            f"{f.name}={_brief(getattr(item, f.name))}" for f in fields(item) if getattr(item, f.name) != f.default
-        ]
-        return f"{type(item).__name__}({', '.join(shown)})"
-    if isinstance(item, tuple):
-        return "(" + ", ".join(_brief(i) for i in item) + ")"
-    return f"{item:g}" if isinstance(item, float) else str(item)
+    match item:
+        case Every(start=start, stop=stop):
+            spans = (f" from {start * 100:g} %" if start > 0 else "") + (f" until {stop * 100:g} %" if stop < 1 else "")
+            return f"every {item.count} {item.unit}{spans}: {_brief(item.phase)}"
+        case Space(spans=spans):
+            return "; ".join(f"{name} {_brief(span)}" for name, span in spans)
+        case Value():
+            given = ((f.name, getattr(item, f.name), f.default) for f in fields(item))  # type: ignore[arg-type]
+            shown = ", ".join(f"{name}={_brief(value)}" for name, value, default in given if value != default)
+            return f"{type(item).__name__}({shown})"
+        case tuple():
+            return "(" + ", ".join(map(_brief, item)) + ")"
+        case float():
+            return f"{item:g}"
+    return str(item)
 
 
 def label(node: Phase) -> str:
@@ -34,25 +34,20 @@ def label(node: Phase) -> str:
     >>> label(Train(epochs=5, schedule=Cosine(0.1)))
     'Train 5 epochs, Cosine(start=0.1), SGD(), batch 128'
     """
-    if isinstance(node, Seq):
-        return "seq"
-    if isinstance(node, Repeat):
-        return f"repeat {node.times}x"
-    if isinstance(node, Fork):
-        own = f": {_brief(node.space)}" if node.space else ""
-        own += f", {len(node.variants)} variants of {', '.join(sorted(node.varied))}" if node.variants else ""
-        return f"fork into {node.branches}{own}"
-    if isinstance(node, Train):
-        parts = [
-            f"Train {node.epochs} epochs",
-            _brief(node.schedule),
-            _brief(node.optimizer),
-            f"batch {node.batch_size or 'chosen for the data'}",
-        ]
-        parts += ["optimizer memory carried"] if node.memory == "carried" else []
-        parts += [_brief(rule) for rule in node.every]
-        parts += [_brief(node.select)] if node.select else []
-        return ", ".join(parts)
+    match node:
+        case Seq():
+            return "seq"
+        case Repeat(times=times):
+            return f"repeat {times}x"
+        case Fork(branches=branches, space=space, variants=variants):
+            own = f": {_brief(space)}" if space else ""
+            own += f", {len(variants)} variants of {', '.join(sorted(node.varied))}" if variants else ""
+            return f"fork into {branches}{own}"
+        case Train(epochs=epochs):
+            parts = [f"Train {epochs} epochs", _brief(node.schedule), _brief(node.optimizer)]
+            parts.append(f"batch {node.batch_size or 'chosen for the data'}")
+            parts += ["optimizer memory carried"] if node.memory == "carried" else []
+            return ", ".join([*parts, *map(_brief, node.every), *([_brief(node.select)] if node.select else [])])
     return _brief(node)
 
 

@@ -1,20 +1,18 @@
 """Sparse operators: prune a state, drop and grow weights, remove pruned neurons, resize branches of a fork."""
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from choral.base.batches import Batch, leaves
 from choral.base.errors import InputError, PlanError
-from choral.base.order import Called
 from choral.base.types import Params
-from choral.base.values import Value
-from choral.compaction import compact, neuron_param_mask, tied_groups
+from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
 from choral.layers.features import Skippable
 from choral.masks import (
     anti_random_pair,
@@ -26,6 +24,7 @@ from choral.masks import (
     random_masks,
     regrow,
 )
+from choral.objectives.limits import BELOW_ONE, Limited, Limits
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
@@ -35,7 +34,7 @@ Scope = Literal["layer", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masks(Value, ABC):
+class Masks(Limited, ABC):
     """How the weights that stay are chosen."""
 
     @abstractmethod
@@ -60,11 +59,8 @@ class _Sparse(Masks, ABC):
         sparsity: share removed.
     """
 
+    limits: ClassVar[Limits] = {"sparsity": BELOW_ONE}
     sparsity: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sparsity < 1:
-            raise InputError(f"sparsity is {self.sparsity}; give a share from 0 up to, but not including, 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,25 +145,28 @@ class Prune(Operator):
     gives: ClassVar[tuple[str, ...]] = (MASK,)
     foreseen: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.masks, Masks):
-            raise InputError(
-                f"Prune: masks is {self.masks!r}; give RandomMasks(), AntiRandom(), Partition(), Magnitude() or ErdosRenyi()."
-            )
-        for name, accepted in (("unit", get_args(Unit)), ("scope", get_args(Scope))):
-            if getattr(self, name) not in accepted:
-                raise InputError(f"Prune: {name} is {getattr(self, name)!r}; give one of {', '.join(accepted)}.")
-
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
         network, example = context.network(state), context.example()
-        whole = _is_rows(example) if self.keep_first is None else self.keep_first
-        calls = context.calls(state)
-        names = self._names(network, calls, keep_first=whole)
+        may_go = functools.partial(
+            prunable,
+            network,
+            unit=self.unit,
+            keep_classifier=self.keep_classifier,
+            include=self.include,
+            exclude=self.exclude,
+            calls=context.calls(state),
+        )
+        names = may_go(keep_first=_is_rows(example) if self.keep_first is None else self.keep_first)
         if not names and self.keep_first is None:
-            names = self._names(network, calls, keep_first=False)
+            names = may_go(keep_first=False)
         if not names:
-            raise InputError(self._nothing())
+            kinds = " and linear" if self.unit == "neuron" else ", linear, attention and recurrent"
+            raise InputError(
+                f"Prune has nothing to prune: the network has no convolutions{kinds} layers with weights that train"
+                f"{' but the last one' if self.keep_classifier else ''}; take a method that does not prune, such as "
+                "deep_ensemble or snapshot."
+            )
         groups = tied_groups(network, example) if self.unit == "neuron" else []
         weights = {n: state.params[n] for n in names}
         masks = self.masks.choose(weights, context, unit=self.unit, scope=self.scope, groups=groups)
@@ -176,30 +175,6 @@ class Prune(Operator):
         masks = both_masks(state.mask, masks)
         params = {n: p * masks[n] if n in masks else p for n, p in state.params.items()}
         return state.having(params=params, memory={}).with_slots(**{MASK: masks})
-
-    def _nothing(self) -> str:
-        """Return what is said where no weight can be removed: members would be what they are without pruning."""
-        besides = " but the last one" if self.keep_classifier else ""
-        kinds = (
-            "convolutions and linear layers"
-            if self.unit == "neuron"
-            else "convolutions, linear, attention and recurrent layers"
-        )
-        return (
-            f"Prune has nothing to prune: the network has no {kinds} with weights that train{besides}; take a method that does not "
-            "prune, such as deep_ensemble or snapshot."
-        )
-
-    def _names(self, network: nn.Module, calls: Sequence[Called], *, keep_first: bool) -> list[str]:
-        return prunable(
-            network,
-            unit=self.unit,
-            keep_classifier=self.keep_classifier,
-            keep_first=keep_first,
-            include=self.include,
-            exclude=self.exclude,
-            calls=calls,
-        )
 
 
 def both_masks(old: Params, new: Params) -> Params:
@@ -257,8 +232,6 @@ class Compact(Operator):
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state of the smaller network."""
-        from choral.compaction import slice_params
-
         mask = state.slots[MASK]
         network = context.network(state)
         result = compact(network, keep_vectors(mask), context.example())
@@ -281,7 +254,6 @@ class Resize(Operator):
     """
 
     reads: ClassVar[tuple[str, ...]] = ("depth", "width")
-    gives: ClassVar[tuple[str, ...]] = ()
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with layers switched off and units masked."""

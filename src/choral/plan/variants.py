@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from choral.base.arguments import fits
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.plan.optimizers import Optimizer
 
@@ -152,12 +152,13 @@ class Space(Value):
         if not fits(spans, tuple[tuple[str, Any], ...]):
             raise InputError(f"Space: spans is {spans!r}; give them by name, such as rate=LogUniform(0.1, 1.0).")
         found = sorted((*spans, *named.items()), key=lambda pair: pair[0])
-        for name, span in found:
-            if not isinstance(span, Span):
-                raise InputError(
-                    f"Space: {name} is {span!r}; give Uniform(low, high), LogUniform(low, high) or OneOf((...))."
-                )
-        object.__setattr__(self, "spans", tuple((name, span) for name, span in found))
+        odd = [(name, span) for name, span in found if not isinstance(span, Span)]
+        if odd:
+            name, span = odd[0]
+            raise InputError(
+                f"Space: {name} is {span!r}; give Uniform(low, high), LogUniform(low, high) or OneOf((...))."
+            )
+        object.__setattr__(self, "spans", tuple(found))
 
     def __repr__(self) -> str:
         return f"Space({', '.join(f'{name}={span!r}' for name, span in self.spans)})"
@@ -165,15 +166,3 @@ class Space(Value):
     def draw(self, generator: Callable[[str], torch.Generator]) -> Variant:
         """Return a variant; `generator` gives the generator of each setting, so that one more setting changes no other."""
         return Variant(tuple((name, span.draw(generator(name))) for name, span in self.spans))
-
-
-def check_known(names: set[str], optimizer: Optimizer, read: set[str]) -> str:
-    """Return what is wrong with the names of settings, where a phase has this optimizer and operators read some."""
-    known = {*OF_STEPS, *numbers_of(optimizer), *read}
-    for name in sorted(names - known):
-        near = did_you_mean(name, sorted(known))
-        return (
-            f"variants set {name!r}, which neither {type(optimizer).__name__} nor an operator knows; known are "
-            f"{', '.join(sorted(known))}{'.' if near else ''}{near}"
-        )
-    return ""

@@ -102,10 +102,9 @@ class Visitor(Generic[C]):
 
     Args:
         start, change, train, collect: take a phase, its place and what is carried; return what the next phase is reached with.
-        enter, leave: called with every combinator and its place, before and after what is in it.
+        enter: called with every combinator and its place, before what is in it.
         rounds: numbers of the rounds of a repeat that are walked.
         branches: the branches of a fork that are walked, each with the place it begins at and what it begins with.
-        other: called with a phase of no known kind.
     """
 
     start: Callable[[Starter, Place, C], C] | None = None
@@ -113,10 +112,8 @@ class Visitor(Generic[C]):
     train: Callable[[Train, Place, C], C] | None = None
     collect: Callable[[Collect, Place, C], C] | None = None
     enter: Callable[[Phase, Place], None] | None = None
-    leave: Callable[[Phase, Place], None] | None = None
     rounds: Callable[[Repeat], Iterable[int]] = _all_rounds
     branches: Callable[[Fork, Place, C], Iterable[tuple[Place, C]]] = _all_branches
-    other: Callable[[Phase, Place], None] | None = None
 
 
 def walk(plan: Phase, carried: C, visitor: Visitor[C], place: Place = _START) -> C:
@@ -127,35 +124,21 @@ def walk(plan: Phase, carried: C, visitor: Visitor[C], place: Place = _START) ->
     >>> walk(plan, 0, Visitor(train=lambda phase, place, epochs: epochs + phase.epochs))
     6
     """
-    if isinstance(plan, Seq | Repeat | Fork):
-        if visitor.enter:
-            visitor.enter(plan, place)
-        if isinstance(plan, Seq):
-            for i, phase in enumerate(plan.phases):
+    if plan.visit:
+        act: Callable[[Phase, Place, C], C] | None = getattr(visitor, plan.visit)
+        return act(plan, place, carried) if act else carried
+    if visitor.enter:
+        visitor.enter(plan, place)
+    match plan:
+        case Seq(phases=phases):
+            for i, phase in enumerate(phases):
                 carried = walk(phase, carried, visitor, place.then("seq", i))
-        elif isinstance(plan, Repeat):
+        case Repeat(body=body):
             for i in visitor.rounds(plan):
-                carried = walk(plan.body, carried, visitor, place.then("repeat", i))
-        else:
+                carried = walk(body, carried, visitor, place.then("repeat", i))
+        case Fork(body=body):
             for begun, own in visitor.branches(plan, place, carried):
-                walk(plan.body, own, visitor, begun)
-        if visitor.leave:
-            visitor.leave(plan, place)
-        return carried
-    return _leaf(plan, carried, visitor, place)
-
-
-def _leaf(phase: Phase, carried: C, visitor: Visitor[C], place: Place) -> C:
-    if isinstance(phase, Train):
-        return visitor.train(phase, place, carried) if visitor.train else carried
-    if isinstance(phase, Collect):
-        return visitor.collect(phase, place, carried) if visitor.collect else carried
-    if isinstance(phase, Starter):
-        return visitor.start(phase, place, carried) if visitor.start else carried
-    if isinstance(phase, Operator):
-        return visitor.change(phase, place, carried) if visitor.change else carried
-    if visitor.other:
-        visitor.other(phase, place)
+                walk(body, own, visitor, begun)
     return carried
 
 
@@ -172,12 +155,14 @@ def forks_to(plan: Phase, place: Place) -> Iterator[tuple[Fork, Place]]:
     """
     node = plan
     for depth, step in enumerate(place.steps, 1):
-        if isinstance(node, Fork):
-            yield node, Place(place.steps[:depth])
-        if isinstance(node, Seq):
-            node = node.phases[step.number]
-        elif isinstance(node, Repeat | Fork):
-            node = node.body
+        match node:
+            case Fork(body=body):
+                yield node, Place(place.steps[:depth])
+                node = body
+            case Repeat(body=body):
+                node = body
+            case Seq(phases=phases):
+                node = phases[step.number]
 
 
 def once(node: Repeat) -> Iterable[int]:
@@ -197,11 +182,14 @@ def mapped(plan: Phase, train: Callable[[Train], Train]) -> Phase:
     >>> mapped(repeat(2, Train(epochs=3)), lambda phase: Train(epochs=5)).body.epochs
     5
     """
-    if isinstance(plan, Seq):
-        return Seq(phases=tuple(mapped(phase, train) for phase in plan.phases))
-    if isinstance(plan, Repeat | Fork):
-        return replace(plan, body=mapped(plan.body, train))
-    return train(plan) if isinstance(plan, Train) else plan
+    match plan:
+        case Seq(phases=phases):
+            return Seq(phases=tuple(mapped(phase, train) for phase in phases))
+        case Repeat(body=body) | Fork(body=body):
+            return replace(plan, body=mapped(body, train))
+        case Train():
+            return train(plan)
+    return plan
 
 
 def trainings(plan: Phase) -> list[Train]:
@@ -211,9 +199,10 @@ def trainings(plan: Phase) -> list[Train]:
     >>> [phase.epochs for phase in trainings(repeat(2, Train(epochs=3)))]
     [3, 3]
     """
-    found: list[Train] = []
-    walk(plan, None, Visitor(train=lambda phase, _, __: found.append(phase)))
-    return found
+    match plan:
+        case Train():
+            return [plan]
+    return [phase for child in plan.children for phase in trainings(child)] * plan.runs
 
 
 def collected(plan: Phase) -> dict[Place, int]:

@@ -1,4 +1,16 @@
-"""Recipes: one short file for each method, and the dict that lists them."""
+"""Recipes: a short file for each paper, and the dict that lists all methods.
+
+Every recipe takes these arguments; a docstring says more where they mean more:
+
+- `epochs`: length of one training; of each member where members are trained apart.
+- `budget`: epochs of all trainings together, instead of `epochs`.
+- `combine`: how members become one prediction of classes, 'probs' or 'logits' (`choral.recipes.recipe.Recipe`).
+- `training`: optimizer, learning rate, batch size and schedule (`choral.recipes.training.Training`), or 'paper'.
+
+Many take `members`, the networks or parts of a network that are members; `draws`, the passes that prediction averages;
+`pretrained`, to start from the weights of the network handed to `fit`; and `kernel`, how members of one network are run
+(`choral.structures.base.JointStructure`).
+"""
 
 import functools
 import inspect
@@ -8,18 +20,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choral.base.arguments import typed
-from choral.base.errors import InputError, did_you_mean, unknown_argument
+from choral.base.errors import InputError, did_you_mean
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
 from choral.recipes.batch_ensemble import batch_ensemble
 from choral.recipes.bnn import bnn
-from choral.recipes.bnn_sequential import bnn_sequential
 from choral.recipes.deep_ensemble import deep_ensemble
 from choral.recipes.drop_connect import drop_connect
-from choral.recipes.dst import dst
-from choral.recipes.ecmp import ecmp
-from choral.recipes.edst import edst
-from choral.recipes.emp import emp
+from choral.recipes.dst import dst, edst
+from choral.recipes.emp import ecmp, emp
 from choral.recipes.fge import fge
 from choral.recipes.hyper_ensemble import hyper_ensemble
 from choral.recipes.masksembles import masksembles
@@ -29,54 +38,24 @@ from choral.recipes.packed import packed
 from choral.recipes.prune_and_tune import prune_and_tune
 from choral.recipes.rank1_bnn import rank1_bnn
 from choral.recipes.recipe import Recipe
-from choral.recipes.sebays_freeze import sebays_freeze
-from choral.recipes.sebays_no_freeze import sebays_no_freeze
+from choral.recipes.sebays import bnn_sequential, sebays_freeze, sebays_no_freeze
 from choral.recipes.sequential_anchored import sequential_anchored
 from choral.recipes.single import single
 from choral.recipes.snapshot import snapshot
 from choral.recipes.ssbnn import ssbnn
 from choral.recipes.swa import swa
 from choral.recipes.swag import swag
-from choral.recipes.tabm import tabm
-from choral.recipes.tabm_mini import tabm_mini
+from choral.recipes.tabm import tabm, tabm_mini
 from choral.recipes.tabpack import tabpack
 from choral.recipes.training import Training
 from choral.recipes.treenet import treenet
 
 __all__ = [
-    "anchored",
-    "bagged",
-    "batch_ensemble",
-    "bnn",
-    "bnn_sequential",
-    "deep_ensemble",
-    "drop_connect",
-    "dst",
-    "ecmp",
-    "edst",
-    "emp",
-    "fge",
-    "hyper_ensemble",
-    "masksembles",
-    "mc_dropout",
-    "mimo",
-    "packed",
-    "prune_and_tune",
-    "rank1_bnn",
-    "sebays_freeze",
-    "sebays_no_freeze",
-    "sequential_anchored",
-    "single",
-    "snapshot",
-    "ssbnn",
-    "swa",
-    "swag",
-    "tabm",
-    "tabm_mini",
-    "tabpack",
-    "treenet",
-]
-
+    "anchored", "bagged", "batch_ensemble", "bnn", "bnn_sequential", "deep_ensemble", "drop_connect", "dst", "ecmp",
+    "edst", "emp", "fge", "hyper_ensemble", "masksembles", "mc_dropout", "mimo", "packed", "prune_and_tune",
+    "rank1_bnn", "sebays_freeze", "sebays_no_freeze", "sequential_anchored", "single", "snapshot", "ssbnn", "swa",
+    "swag", "tabm", "tabm_mini", "tabpack", "treenet",
+]  # fmt: skip
 
 FEW = 5_000
 """Points of a small problem."""
@@ -112,6 +91,22 @@ class Method:
         """
         own = self.options["training"].default
         return replace(own, batch_size=shared.batch_size, **said) if self.depends else shared
+
+    @functools.cached_property
+    def call(self) -> Callable[..., Recipe]:
+        """The builder as users call it: it answers wrong options in a sentence, and its docstring has its paper."""
+        made = typed(self.build)
+
+        @functools.wraps(self.build)
+        def call(*args: Any, **given: Any) -> Recipe:
+            recipe = made(*args, **given)
+            said = any(value is not None and (n == "budget" or n.endswith("epochs")) for n, value in given.items())
+            return recipe if said else replace(recipe, enough=True)
+
+        before, mark, after = (self.build.__doc__ or "").partition("    Cost: ")
+        if self.paper:
+            call.__doc__ = f"{before}    Reference: {self.paper}\n\n{mark}{after}"
+        return call
 
     @property
     def summary(self) -> str:
@@ -172,9 +167,8 @@ def recipe_of(given: Any) -> Recipe:
         return given
     if isinstance(given, str):
         return make(given)
-    unwrapped = inspect.unwrap(given) if callable(given) else given
-    called = next((name for name, method in METHODS.items() if method.build is unwrapped), None)
-    if called is not None:
+    called = getattr(given, "__name__", None)
+    if called in METHODS:
         raise InputError(f"recipe is the function {called} itself; call it: choral.recipes.{called}(epochs=60).")
     if hasattr(given, "shape"):
         raise InputError("recipe is an array; give inputs and targets as one pair: fit(build, (x, y), recipe).")
@@ -191,33 +185,7 @@ def make(name: str, **options: Any) -> Recipe:
     """
     if not isinstance(name, str) or name not in METHODS:
         raise InputError(f"there is no method '{name}'; known: {', '.join(METHODS)}.{did_you_mean(str(name), METHODS)}")
-    method = METHODS[name]
-    given = {k: v for k, v in options.items() if v is not None}
-    for option in given:
-        if option not in method.options:
-            raise InputError(unknown_argument(name, option, method.options))
-    return _checked(method.build)(**given)
-
-
-def _checked(build: Callable[..., Recipe]) -> Callable[..., Recipe]:
-    """Let a method answer wrong options in a sentence."""
-    made = typed(build)
-
-    @functools.wraps(build)
-    def call(*args: Any, **given: Any) -> Recipe:
-        recipe = made(*args, **given)
-        said = any(value is not None and (n == "budget" or n.endswith("epochs")) for n, value in given.items())
-        return recipe if said else replace(recipe, enough=True)
-
-    return call
-
-
-def _documented(method: Method) -> Callable[..., Recipe]:
-    """Return the builder of a method as users call it, its paper in its docstring."""
-    call = _checked(method.build)
-    before, mark, after = (method.build.__doc__ or "").partition("    Cost: ")
-    call.__doc__ = f"{before}    Reference: {method.paper}\n\n{mark}{after}" if method.paper else method.build.__doc__
-    return call
+    return METHODS[name].call(**{option: value for option, value in options.items() if value is not None})
 
 
 def __getattr__(name: str) -> Any:
@@ -228,4 +196,4 @@ def __dir__() -> list[str]:
     return [*METHODS]
 
 
-globals().update({name: _documented(method) for name, method in METHODS.items()})
+globals().update({name: method.call for name, method in METHODS.items()})

@@ -45,9 +45,7 @@ def anchored(
             rectified units keep the size of what they read, and sqrt(2) for vectors.
         target_noise: also give each member its own targets, y + noise of the likelihood, which must be Gaussian with a known
             precision. It makes the ensemble of a linear model exact; the paper goes without.
-        epochs, budget, combine: as in `deep_ensemble`.
-        training: optimizer, learning rate, batch size and schedule of each member; its weight decay is left out, because the anchor
-            is the prior.
+        training: its weight decay is left out, because the anchor is the prior.
 
     Differs from the authors' code: the last weights are kept, not those that were best on validation data.
     """

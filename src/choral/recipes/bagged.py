@@ -28,10 +28,8 @@ def bagged(
     4
 
     Args:
-        members: networks trained.
         fraction: size of each part relative to all points, in (0, 1].
         replace: draw with replacement (the bootstrap).
-        epochs, budget, combine, training: as in `deep_ensemble`.
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)

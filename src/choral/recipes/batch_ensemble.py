@@ -7,8 +7,8 @@ arXiv:2002.06715, Equation 1.
 from typing import Literal
 
 from choral.base.errors import InputError
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training, total_epochs
 from choral.structures import BatchEnsemble
 
 
@@ -37,19 +37,11 @@ def batch_ensemble(
         start: factors drawn from N(1, spread^2), or random signs.
         spread: standard deviation of the factors.
         own_norms: whether each member has its own normalization scales and shifts.
-        kernel: how members are run, see `choral.structures.base.JointStructure`.
-        pretrained: start from the weights of the network handed to fit.
-        epochs, combine: as in `single`.
-        training: optimizer, learning rate, batch size and schedule; the factors take no weight decay.
+        training: weight decay does not act on the factors.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    if epochs and members > 1 and start == "normal" and spread == 0:
+    if total_epochs(epochs, budget) and members > 1 and start == "normal" and spread == 0:
         raise InputError(
             "batch_ensemble: spread is 0, so that all factors start at 1 and members that read the same batches stay the same for ever; give "
             "a spread above 0, or start='signs'."
         )
-    structure = BatchEnsemble(members=members, start=start, spread=spread, own_norms=own_norms, kernel=kernel)
-    return Recipe(
-        name="batch_ensemble", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
-    )
+    return joint("batch_ensemble", BatchEnsemble, **locals())

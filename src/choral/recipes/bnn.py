@@ -4,19 +4,17 @@ Reference: Blundell et al., "Weight Uncertainty in Neural Networks", ICML 2015, 
 al., 2022, arXiv:2206.00794, appendix B.
 """
 
-from choral.objectives.kl import GaussianKL
+from collections.abc import Callable
+from typing import Any
+
+from choral.objectives.kl import GATE, GaussianKL
 from choral.objectives.penalties import Objective
-from choral.plan import SGD, Collect, Reset, Schedule, Steps
+from choral.plan import SGD, Collect, Operator, Reset, Steps
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
 from choral.structures import Gaussian
 
 VARIATIONAL = Training(lr=0.1, optimizer=SGD(momentum=0.9, clip=1.0), schedule="steps")
-
-
-def settling(training: Training) -> Schedule:
-    """Return the schedule of a single Bayesian network: 'steps' falls to a tenth at 60 % and 80 %, as in the paper."""
-    return Steps(training.peak, milestones=(0.6, 0.8)) if training.schedule == "steps" else training.full()
 
 
 def bnn(
@@ -48,13 +46,49 @@ def bnn(
         rho_rate: factor of the learning rate for every rho.
         kl_weight: factor of the KL; 1 is the ELBO.
         anneal: share of training over which the weight of the KL rises from 0.
-        epochs, budget, combine: as in `deep_ensemble`.
-        training: optimizer, learning rate, batch size and schedule; posteriors take no weight decay, and gradients are clipped at norm
-            1 unless it says otherwise.
+        training: posteriors take no weight decay, and gradients are clipped at norm 1 unless it says otherwise.
     """
-    epochs = total_epochs(epochs, budget, trainings=members, usual=250)
-    training = settings_of(training, VARIATIONAL)
-    objective = Objective(penalties=(GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal),))
-    chosen = training.clipped(1.0).with_rates(_rho=rho_rate)
-    plan = forked(epochs, members, lambda each: (Reset(), chosen.phase(each, settling(training)), Collect()))
-    return Recipe(name="bnn", plan=plan, structure=Gaussian(draws=draws, rho=rho), objective=objective, combine=combine)
+    return variational("bnn", gaussian, **locals())
+
+
+def gaussian(
+    *, draws: int, rho: float, prior_std: float, kl_weight: float, anneal: float, **others: Any
+) -> dict[str, Any]:
+    """Return structure and objective of networks with Gaussian posteriors; arguments as in `bnn`."""
+    kl = GaussianKL(prior_std=prior_std, weight=kl_weight, anneal=anneal)
+    return {"structure": Gaussian(draws=draws, rho=rho), "objective": Objective(penalties=(kl,))}
+
+
+def settings(
+    training: Training | Paper, *, rho_rate: float, gate_rate: float = 1.0, clip_gates: str = "joint", **others: Any
+) -> Training:
+    """Return settings for posteriors: own rates, gradients clipped at norm 1, those of gates apart or jointly."""
+    chosen = settings_of(training, VARIATIONAL).clipped(1.0).with_rates(_rho=rho_rate, gate_logit=gate_rate)
+    return chosen.clipped_apart(f"*{GATE}") if clip_gates == "apart" else chosen
+
+
+def variational(
+    name: str,
+    posterior: Callable[..., dict[str, Any]],
+    after: tuple[Operator, ...] = (),
+    *,
+    epochs: int | None,
+    budget: int | None,
+    members: int,
+    combine: Combine,
+    training: Training | Paper,
+    **options: Any,
+) -> Recipe:
+    """Return the recipe of networks with posteriors, each trained by itself.
+
+    Args:
+        name: the method's name.
+        posterior: gives structure and objective for the `options`.
+        after: operators on each trained network.
+        epochs, budget, members, combine, training, options: as in `bnn` or `ssbnn`.
+    """
+    chosen = settings(training, **options)
+    shape = Steps(chosen.peak, milestones=(0.6, 0.8)) if chosen.schedule == "steps" else None  # those of the paper
+    total = total_epochs(epochs, budget, trainings=members, usual=250)
+    plan = forked(total, members, lambda each: (Reset(), chosen.phase(each, shape), *after, Collect()))
+    return Recipe(name=name, plan=plan, combine=combine, **posterior(**options))

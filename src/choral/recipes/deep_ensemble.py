@@ -25,11 +25,7 @@ def deep_ensemble(
     4
 
     Args:
-        epochs: length of each member's training.
-        budget: total of all members instead, in epochs of one network; shared evenly.
         members: networks trained.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule of each member.
 
     Differs from the paper: no adversarial training.
     """

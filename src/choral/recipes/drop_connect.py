@@ -4,8 +4,8 @@ Reference: Wan et al., "Regularization of Neural Networks using DropConnect", IC
 arXiv:1905.09453, Table 2.
 """
 
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import Stochastic
 
 
@@ -28,13 +28,5 @@ def drop_connect(
 
     Args:
         rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
-        draws: passes averaged at prediction.
-        pretrained: start from the weights of the network handed to fit.
-        epochs, combine, training: as in `single`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    structure = Stochastic(rate=rate, draws=draws, connections=True)
-    return Recipe(
-        name="drop_connect", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
-    )
+    return joint("drop_connect", Stochastic, connections=True, **locals())

@@ -1,16 +1,16 @@
-"""EMP: every patched layer holds K components and each forward pass draws one of them for each layer.
+"""EMP and ECMP: patched layers hold K components, and each forward pass draws one for each layer, or for each scalar.
 
 Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
-arXiv:1905.09453, Equation 4.
+arXiv:1905.09453, Equations 4 and 5.
 """
 
 from typing import Any, Literal
 
 from choral.layers.bayesian.patched import Mixture
-from choral.objectives.penalties import Objective, PatchedL2
+from choral.objectives.penalties import PatchedL2
 from choral.plan import RecalibrateDraws
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, arguments_of, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import Patched
 
 
@@ -47,30 +47,37 @@ def emp(
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
-        epochs, combine, training: as in `single`.
     """
-    return patched("emp", assignment="layer", **locals())
+    return _patched("emp", "layer", **locals())
 
 
-def patched(
+@arguments_of(emp)
+def ecmp(**options: Any) -> Recipe:
+    """Like EMP, but every scalar of a patched layer draws its own component.
+
+    Args are those of `emp`.
+
+    Cost: the training of one network; prediction takes `draws` passes.
+
+    >>> ecmp(epochs=60).epochs
+    60
+    """
+    return _patched("ecmp", "scalar", **options)
+
+
+def _patched(
     name: str,
-    *,
     assignment: Literal["layer", "scalar"],
-    epochs: int | None,
-    budget: int | None,
+    *,
     components: int,
     layers: tuple[str, ...],
     learned: bool,
     precision: float | None,
     pretrained: bool,
-    combine: Combine,
-    training: Training | Paper,
     **options: Any,
 ) -> Recipe:
-    """Return the recipe of EMP or ECMP, which differ in what draws a component by itself; arguments as in `emp`."""
-    mixture = Mixture(components=components, assignment=assignment, learned=learned)
-    structure = Patched(mixture=mixture, include=layers, keep_weights=pretrained, **options)
-    after = (RecalibrateDraws(),) if structure.statistics == "draw" else ()
+    options["mixture"] = Mixture(components=components, assignment=assignment, learned=learned)
+    after = (RecalibrateDraws(),) if options["statistics"] == "draw" else ()
     penalties = () if precision is None else (PatchedL2(precision=precision),)
-    plan = settings_of(training).whole(total_epochs(epochs, budget), pretrained=pretrained, after=after)
-    return Recipe(name=name, plan=plan, structure=structure, objective=Objective(penalties=penalties), combine=combine)
+    start: dict[str, Any] = {"pretrained": pretrained, "keep_weights": pretrained}
+    return joint(name, Patched, include=layers, after=after, penalties=penalties, **start, **options)

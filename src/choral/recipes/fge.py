@@ -9,7 +9,7 @@ from typing import Any
 from choral.base.errors import InputError
 from choral.plan import Collect, Linear, Part, Phase, Reset, fork, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, too_few, total_epochs
 
 
 def fge(
@@ -37,8 +37,7 @@ def fge(
         cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
         starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
             None, 2 where the budget has room for both and `members` is even.
-        epochs, combine: as in `single`.
-        training: optimizer, learning rate and batch size. The rate is constant for half the budget and falls in a straight line to a
+        training: its schedule is not used. The rate is constant for half the budget and falls in a straight line to a
             hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
     """
     epochs = total_epochs(epochs, budget)
@@ -56,10 +55,8 @@ def fge(
         )
     each = half + cycle * (max(kept // starts, 1) - 1)
     if kept < 1 or kept > fitting:
-        raise InputError(
-            f"epochs is {epochs}, too few: {tail} epochs remain after the first 78 %, but {max(kept, starts)} member(s) in cycles of "
-            f"{cycle} need {starts * each}; give at least {-(-starts * each * 100 // 22)} epochs, fewer members or a shorter cycle."
-        )
+        what = f"{max(kept, starts)} member(s) in cycles of {cycle}, which need {starts * each} of the last 22 %"
+        raise too_few(epochs, what, -(-starts * each * 100 // 22))
     first = epochs - starts * each
     early = round(first * 120 / 156) if starts == 2 else first
     rate, high, low = training.peak, training.peak / 2, training.peak / 200

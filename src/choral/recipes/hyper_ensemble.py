@@ -36,8 +36,6 @@ def hyper_ensemble(
             that operators read.
         picks: choices of the greedy selection, at most; without `validation=` in `fit` all networks count alike.
         patience: epochs without a better choice after which training ends.
-        epochs, budget, combine: as in `deep_ensemble`.
-        training: optimizer, learning rate, batch size and schedule, which the drawn settings change.
 
     Differs from the paper: selection is repeated after every epoch; each network has one draw of initialization.
     """

@@ -5,8 +5,8 @@ Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, 
 
 from typing import Literal
 
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import Masksembles
 
 
@@ -33,13 +33,5 @@ def masksembles(
         members: masks; in training each sees its part of every batch.
         scale: how little the masks overlap; 1 makes them equal (a plain network).
         repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
-        kernel: how members are run, see `choral.structures.base.JointStructure`.
-        pretrained: start from the weights of the network handed to fit.
-        epochs, combine, training: as in `single`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    structure = Masksembles(members=members, scale=scale, repetition=repetition, kernel=kernel)
-    return Recipe(
-        name="masksembles", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
-    )
+    return joint("masksembles", Masksembles, **locals())

@@ -4,8 +4,8 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation: Representing 
 2016, arXiv:1506.02142.
 """
 
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import Stochastic
 
 
@@ -28,15 +28,5 @@ def mc_dropout(
 
     Args:
         rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
-        draws: passes averaged at prediction.
-        pretrained: start from the weights of the network handed to fit.
-        epochs, combine, training: as in `single`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    return Recipe(
-        name="mc_dropout",
-        plan=training.whole(epochs, pretrained=pretrained),
-        structure=Stochastic(rate=rate, draws=draws),
-        combine=combine,
-    )
+    return joint("mc_dropout", Stochastic, **locals())

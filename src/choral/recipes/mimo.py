@@ -3,8 +3,8 @@
 Reference: Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, arXiv:2010.06610.
 """
 
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import Mimo
 
 
@@ -29,9 +29,5 @@ def mimo(
         members: inputs read at once.
         repetition: probability that all inputs of a training example are the same.
         batch_repetition: times each example appears in a training batch (the paper uses 4).
-        epochs, combine, training: as in `single`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    structure = Mimo(members=members, repetition=repetition, batch_repetition=batch_repetition)
-    return Recipe(name="mimo", plan=training.whole(epochs), structure=structure, combine=combine)
+    return joint("mimo", Mimo, **locals())

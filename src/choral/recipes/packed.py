@@ -5,8 +5,8 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 
 from typing import Literal
 
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import Packed
 
 
@@ -31,24 +31,11 @@ def packed(
     4
 
     Args:
-        epochs: length of the training run. One run of the joint network, which costs about width^2 / members of the plain one in each.
         members: M.
         width: alpha, the joint network's width in units of the plain one's. None is the paper's 2, but `members` for small perceptrons
             (layers of at most 256 units), where slim members are behind the plain network.
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
-        kernel: how members are run, see `choral.structures.base.JointStructure`.
-        combine, training: as in `single`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    structure = Packed(
-        members=members,
-        width=width,
-        subgroups=subgroups,
-        minimum_channels=minimum_channels,
-        whole_block_starts=whole_block_starts,
-        kernel=kernel,
-    )
-    return Recipe(name="packed", plan=training.whole(epochs), structure=structure, combine=combine)
+    return joint("packed", Packed, **locals())

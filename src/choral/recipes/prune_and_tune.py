@@ -7,27 +7,12 @@ Subnetworks", AAAI 2022, arXiv:2202.11782.
 from typing import Literal
 
 from choral.base.errors import InputError, warn
-from choral.plan import (
-    AntiRandom,
-    Bag,
-    Collect,
-    Compact,
-    Constant,
-    Masks,
-    OneCycle,
-    Partition,
-    Phase,
-    Prune,
-    RandomMasks,
-    Recalibrate,
-    Reset,
-    Schedule,
-    Start,
-    fork,
-    seq,
-)
+from choral.plan.operators import Bag, Recalibrate, Reset, Start
+from choral.plan.phases import Collect, Phase, fork, seq
+from choral.plan.schedules import Constant, OneCycle, Schedule
+from choral.plan.sparse import AntiRandom, Compact, Masks, Partition, Prune, RandomMasks
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, too_few, total_epochs
 
 
 def prune_and_tune(
@@ -56,8 +41,8 @@ def prune_and_tune(
     4
 
     Args:
-        epochs: length of the training run. Children share 30 % of it (at least one epoch each), the parent gets the rest: 140 + 6 x 10
-            of 200, 8 + 8 x 1 of 16.
+        epochs: of the whole run. Children share 30 % of it (at least one epoch each), the parent gets the rest:
+            140 + 6 x 10 of 200, 8 + 8 x 1 of 16.
         members: children.
         parent_epochs: epochs of the parent; 0 starts from the trained network handed to fit.
         pruning: complementary pairs, independent draws, or disjoint parts that cover the parent.
@@ -69,8 +54,7 @@ def prune_and_tune(
         recalibrate: estimate BatchNorm statistics again after pruning.
         keep_classifier: leave the output layer whole.
         keep_first: leave the first layer whole; None does so for rows of numbers (yacht: RMSE 9.58 became 4.93), not for images.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size, and the parent's schedule.
+        training: its schedule is the parent's.
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
     """
@@ -101,10 +85,8 @@ def _epochs(epochs: int, members: int, parent_epochs: int | None) -> tuple[int, 
     child = max(1, round(0.3 * epochs / members) if parent_epochs is None else (epochs - parent_epochs) // members)
     parent = epochs - members * child if parent_epochs is None else parent_epochs
     if parent < 0 or (parent == 0 and parent_epochs is None) or parent + members * child > epochs:
-        raise InputError(
-            f"{epochs} epochs in all are too few for a parent and {members} children of at least 1 epoch each; "
-            f"give at least {members + max(parent_epochs or 1, 1)} epochs or fewer members."
-        )
+        least = members + max(parent_epochs or 1, 1)
+        raise too_few(epochs, f"a parent and {members} children of at least 1 epoch each", least)
     return child, parent
 
 

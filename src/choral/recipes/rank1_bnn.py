@@ -5,10 +5,8 @@ arXiv:2005.07186.
 """
 
 from choral.objectives.kl import GaussianKL
-from choral.objectives.penalties import Objective
-from choral.plan import Collect, Reset, seq
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training, settings_of
 from choral.structures import RankOneGaussian
 
 
@@ -32,21 +30,15 @@ def rank1_bnn(
     4
 
     Args:
-        epochs: length of the training run. All members train together.
         members: components of the mixture.
         draws: passes averaged at prediction for each member (4 in the paper).
         prior_std: standard deviation of the prior N(1, prior_std^2) on the factors.
         rho: where every rho starts; the standard deviation is softplus(rho).
         anneal: share of training over which the weight of the KL rises from 0 to 1.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule; weight decay acts on the shared weights and biases, and gradients
-            are clipped at norm 1 unless it says otherwise.
+        training: weight decay acts on the shared weights and biases; gradients are clipped at norm 1 by default.
 
     Differs from the paper: gradients are clipped, because the losses of members add up in the weights they share.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    objective = Objective(penalties=(GaussianKL(prior_mean=1.0, prior_std=prior_std, anneal=anneal),))
-    structure = RankOneGaussian(members=members, draws=draws, rho=rho)
-    plan = seq(Reset(), training.clipped(1.0).phase(epochs), Collect())
-    return Recipe(name="rank1_bnn", plan=plan, structure=structure, objective=objective, combine=combine)
+    options = locals() | {"training": settings_of(training).clipped(1.0)}
+    kl = GaussianKL(prior_mean=1.0, prior_std=options.pop("prior_std"), anneal=options.pop("anneal"))
+    return joint("rank1_bnn", RankOneGaussian, penalties=(kl,), **options)

@@ -1,21 +1,24 @@
 """Recipe = structure + plan + objective, and how members are combined: a whole method as one value.
 
 Importing it imports every kind of structure, phase and objective, so that any recipe can be read back from a dict.
-
-How members, and draws of a member, become one prediction of classes.
 """
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, ParamSpec
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
-from choral.objectives import Objective
-from choral.plan import Phase, cost, in_folds, problems
+from choral.objectives import Objective, Penalty
+from choral.plan import Collect, Operator, Phase, Reset, Start, cost, in_folds, problems, seq
 from choral.plan.cost import begun, enough
 from choral.plan.show import lines, tree
-from choral.recipes.training import is_open, settled
+from choral.recipes.training import Paper, Training, is_open, settings_of, settled, total_epochs
 from choral.structures import Independent, Structure
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +42,8 @@ class MeanLogits(Combination):
     word: ClassVar[str] = "logits"
 
 
-_Word = Literal["probs", "logits"]
-Combine = Combination | _Word
-_BY_WORD: dict[str, Combination] = {one.word: one for one in (MeanProbs(), MeanLogits())}
-
-
-def combination(given: Combine, where: str) -> Combination:
-    """Return the combination a user gave by value or by name.
-
-    >>> combination("logits", "packed")
-    MeanLogits()
-    """
-    if isinstance(given, Combination):
-        return given
-    if given not in _BY_WORD:
-        near = did_you_mean(str(given), get_args(_Word))
-        raise InputError(f"{where}: combine is {given!r}; give 'probs' or 'logits'.{near}")
-    return _BY_WORD[given]
-
-
-__all__ = ["Combine", "MeanLogits", "MeanProbs", "Recipe"]
+Combine = Combination | Literal["probs", "logits"]
+_BY_WORD: dict[Any, Combination] = {one.word: one for one in (MeanProbs(), MeanLogits())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +68,17 @@ class Recipe(Value):
     enough: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "combine", combination(self.combine, self.name))
+        object.__setattr__(self, "combine", self.combination)
 
     @property
     def combination(self) -> Combination:
         """How members become one prediction."""
-        return combination(self.combine, self.name)
+        if isinstance(self.combine, Combination):
+            return self.combine
+        if self.combine not in _BY_WORD:
+            near = did_you_mean(str(self.combine), _BY_WORD)
+            raise InputError(f"{self.name}: combine is {self.combine!r}; give 'probs' or 'logits'.{near}")
+        return _BY_WORD[self.combine]
 
     @property
     def epochs(self) -> int:
@@ -151,3 +141,57 @@ class Recipe(Value):
 
     def __str__(self) -> str:
         return "\n".join([f"{self.name}: {self.length}", *lines(self.plan)])
+
+
+def joint(
+    name: str,
+    structure: Callable[..., Structure],
+    *,
+    epochs: int | None,
+    budget: int | None,
+    combine: Combine,
+    training: Training | Paper,
+    own: Training = Training(),
+    pretrained: bool = False,
+    after: tuple[Operator, ...] = (),
+    penalties: tuple[Penalty, ...] = (),
+    **options: Any,
+) -> Recipe:
+    """Return the recipe of a method that trains one network, whose members share it: build it, train it, keep it.
+
+    Args:
+        name: the method's name.
+        structure: how members share the network; made with the `options`.
+        epochs, budget, combine, training: as in `choral.recipes`.
+        own: the settings of its paper.
+        pretrained: start from the weights of the network handed to `fit` instead of drawing them.
+        after: operators on the trained network.
+        penalties: of the objective.
+        options: arguments of the structure.
+    """
+    train = settings_of(training, own).phase(total_epochs(epochs, budget))
+    return Recipe(
+        name=name,
+        plan=seq(Start() if pretrained else Reset(), train, *after, Collect()),
+        structure=structure(**options),
+        objective=Objective(penalties=penalties),
+        combine=combine,
+    )
+
+
+def arguments_of(
+    other: Callable[P, Recipe], *, but: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Recipe]], Callable[P, Recipe]]:
+    """Give a function of a method the arguments and defaults of another method, all or all `but` some."""
+    signature = inspect.signature(other)
+    kept = [p for p in signature.parameters.values() if p.name not in but]
+
+    def decorate(build: Callable[..., Recipe]) -> Callable[P, Recipe]:
+        @functools.wraps(build)
+        def call(*args: P.args, **given: P.kwargs) -> Recipe:
+            return build(*args, **{p.name: p.default for p in kept} | given)
+
+        call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return call
+
+    return decorate

@@ -8,21 +8,11 @@ from math import isqrt
 
 from choral.base.errors import InputError
 from choral.objectives.penalties import Anchored, Objective
-from choral.plan import (
-    Collect,
-    DrawAnchor,
-    DrawTargetShift,
-    Operator,
-    Phase,
-    Reset,
-    StepAnchor,
-    StepTargetShift,
-    repeat,
-)
-from choral.plan.bayes import GuidedWalk, Walk
+from choral.plan import Collect, Operator, Phase, Reset, repeat
+from choral.plan.bayes import DrawAnchor, DrawTargetShift, GuidedWalk, StepAnchor, StepTargetShift, Walk
 from choral.recipes.anchored import ADAM, prior_of
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Paper, Training, forked, settings_of, shares, total_epochs
+from choral.recipes.training import FEW_STEPS, Paper, Training, forked, settings_of, shares, too_few, total_epochs
 
 GUIDED = GuidedWalk(step_std=0.045, relative_step=True)
 """Steps by which the 51st anchor has a correlation of 0.15 with the first; the authors' settings for CIFAR-10 have 0.16."""
@@ -54,7 +44,7 @@ def sequential_anchored(
     60
 
     Args:
-        epochs: length of the training run. Split evenly over the chains.
+        epochs: of all chains together, split evenly.
         members: networks kept; as many as the budget holds if None.
         chains: independent chains; the whole part of sqrt(epochs / 100) if None (a divisor of `members` if those are given).
         first_epochs: epochs of a chain's first member; 100 if None, or half of the chain's budget if that is less, and
@@ -64,7 +54,6 @@ def sequential_anchored(
         prior_std: as in `anchored`.
         walk: how anchors move.
         target_noise: as in `anchored`; the noise walks along with the anchor.
-        combine: as in `choral.recipes.recipe.Recipe`.
         training: as in `anchored`; every member has a fresh optimizer and the whole schedule.
         step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
@@ -86,10 +75,8 @@ def sequential_anchored(
         steps = members // chains - 1
         length = (budget - first) // max(steps, 1) if step_epochs is None else step_epochs
     if first < 1 or length < min(steps, 1) or first + steps * length > budget:
-        raise InputError(
-            f"epochs is {epochs}, which gives each of {chains} chain(s) {budget}: too few for a first member of {first} and "
-            f"{steps} more of {max(length, 1)}; give more epochs, fewer members or shorter steps."
-        )
+        what = f"{chains} chain(s) of a first member of {first} and {steps} more of {max(length, 1)}"
+        raise too_few(epochs, what, chains * (max(first, 1) + steps * max(length, 1)))
     prior = prior_of(prior_std)
     draw: list[Operator] = [DrawAnchor(walk=walk, **prior)]
     move: list[Operator] = [StepAnchor(walk=walk, **prior)]

@@ -3,9 +3,11 @@
 Reference: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR 2017, arXiv:1704.00109, Equation 2.
 """
 
-from choral.plan import Collect, Cosine, Reset, Train, seq
+import functools
+
+from choral.plan import Collect, Cosine, Reset, repeat, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import FEW_STEPS, Paper, Training, repeated, settings_of, total_epochs
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, shares, total_epochs
 
 
 def snapshot(
@@ -24,15 +26,10 @@ def snapshot(
     4
 
     Args:
-        epochs: length of the training run. Shared evenly by the cycles, the first ones longer where it cannot be.
-        members: cycles.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate (where each cycle starts) and batch size.
+        members: cycles, which share the epochs evenly, the first ones longer where it cannot be.
+        training: each cycle starts at its learning rate; its schedule is not used.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-
-    def cycle(epochs: int) -> tuple[Train, Collect]:
-        return training.phase(epochs, Cosine(training.peak), memory="carried", least_steps=2 * FEW_STEPS), Collect()
-
-    return Recipe(name="snapshot", plan=seq(Reset(), *repeated(epochs, members, cycle)), combine=combine)
+    train = functools.partial(settings_of(training).phase, memory="carried", least_steps=2 * FEW_STEPS)
+    falling = Cosine(settings_of(training).peak)
+    cycles = [repeat(n, train(each, falling), Collect()) for n, each in shares(total_epochs(epochs, budget), members)]
+    return Recipe(name="snapshot", plan=seq(Reset(), *cycles), combine=combine)

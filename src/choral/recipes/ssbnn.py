@@ -4,14 +4,17 @@ Reference: Jantre, Bhattacharya & Maiti, "Layer Adaptive Node Selection in Bayes
 arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 and appendices A and B.
 """
 
+from typing import Any, Literal
+
 from choral.objectives.kl import SpikeSlabKL
 from choral.objectives.penalties import Objective
-from choral.plan import Collect, Recalibrate, Reset
-from choral.recipes.bnn import VARIATIONAL, settling
-from choral.recipes.exploration import GateClipping, gates_clipped
+from choral.plan import Recalibrate
+from choral.recipes.bnn import VARIATIONAL, variational
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
+from choral.recipes.training import Paper, Training
 from choral.structures import SpikeSlab
+
+GateClipping = Literal["apart", "joint"]
 
 
 def ssbnn(
@@ -41,9 +44,9 @@ def ssbnn(
     60
 
     Args:
-        epochs, members, draws, prior_std, rho, rho_rate, kl_weight, anneal, combine, training: as in `bnn`; the prior is that
-            of open nodes. With few points start wide (rho -2), or anneal: while deviations are narrow the KL of a node is
-            large, and all gates may close.
+        members, draws, prior_std, rho, rho_rate, kl_weight, anneal, training: as in `bnn`; the prior is that of open
+            nodes. With few points start wide (rho -2), or anneal: while deviations are narrow the KL of a node is large,
+            and all gates may close.
         inclusion: prior probability that a node is in the network (lambda).
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
@@ -54,12 +57,14 @@ def ssbnn(
     Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, and BatchNorm's
     statistics are estimated again for that network, because those of training do not fit a node that is rarely in.
     """
-    epochs = total_epochs(epochs, budget, trainings=members, usual=250)
-    training = settings_of(training, VARIATIONAL)
-    structure = SpikeSlab(draws=draws, rho=rho, gamma=gamma, temperature=temperature)
-    kl = SpikeSlabKL(prior_std=prior_std, inclusion=inclusion, weight=kl_weight, anneal=anneal)
-    chosen = gates_clipped(training, clip_gates).with_rates(_rho=rho_rate, gate_logit=gate_rate)
-    plan = forked(
-        epochs, members, lambda each: (Reset(), chosen.phase(each, settling(training)), Recalibrate(), Collect())
-    )
-    return Recipe(name="ssbnn", plan=plan, structure=structure, objective=Objective(penalties=(kl,)), combine=combine)
+    return variational("ssbnn", spike_slab, (Recalibrate(),), **locals())
+
+
+def spike_slab(**options: Any) -> dict[str, Any]:
+    """Return structure and objective of networks with node gates; arguments as in `ssbnn`."""
+    structure = SpikeSlab(**{n: options[n] for n in ("draws", "rho", "gamma", "temperature")})
+    prior = {n: options[n] for n in ("prior_std", "inclusion", "anneal")}
+    return {
+        "structure": structure,
+        "objective": Objective(penalties=(SpikeSlabKL(weight=options["kl_weight"], **prior),)),
+    }

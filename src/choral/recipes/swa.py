@@ -5,13 +5,16 @@ arXiv:1803.05407, Algorithm 1.
 """
 
 from choral.base.errors import InputError
-from choral.plan import Collect, Constant, Linear, Recalibrate, Reset, Train, UpdateMoments, UseMean, every, seq
+from choral.plan import Collect, Constant, Linear, Phase, Recalibrate, Reset, UpdateMoments, UseMean, every, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, total_epochs
 
 
-def averaging_phases(epochs: int, rank: int, start: float, training: Training) -> tuple[Train, Train]:
-    """Return the two phases of SWA and SWAG: train down to half the rate, then average at that constant rate."""
+def averaged(
+    epochs: int | None, budget: int | None, training: Training | Paper, *, start: float, rank: int = 0
+) -> tuple[Phase, ...]:
+    """Return the phases of SWA and SWAG: train down to half the rate, then average at that constant rate."""
+    epochs, training = total_epochs(epochs, budget), settings_of(training)
     first = round(start * epochs)
     if epochs - first < 2:
         raise InputError(
@@ -20,10 +23,9 @@ def averaging_phases(epochs: int, rank: int, start: float, training: Training) -
         )
     half = training.peak / 2
     down = training.phase(first, Linear(((0.0, training.peak), (0.6, training.peak), (1.0, half))))
-    collect = every(1, UpdateMoments(rank=rank), unit="epochs")
-    return down, training.phase(
-        epochs - first, Constant(half), memory="carried", every=(collect,), least_steps=2 * FEW_STEPS
-    )
+    collect = (every(1, UpdateMoments(rank=rank), unit="epochs"),)
+    level = training.phase(epochs - first, Constant(half), memory="carried", every=collect, least_steps=2 * FEW_STEPS)
+    return Reset(), down, level
 
 
 def swa(
@@ -45,12 +47,9 @@ def swa(
     Args:
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.
-        epochs, combine: as in `single`.
-        training: optimizer, learning rate and batch size; averaging runs at half the rate.
+        training: averaging runs at half its learning rate; its schedule is not used.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
     if members != 1:
         raise InputError(f"members is {members}, but 'swa' gives one averaged network; use 'swag' for several.")
-    down, level = averaging_phases(epochs, 0, start, training)
-    return Recipe(name="swa", plan=seq(Reset(), down, level, UseMean(), Recalibrate(), Collect()), combine=combine)
+    plan = seq(*averaged(epochs, budget, training, start=start), UseMean(), Recalibrate(), Collect())
+    return Recipe(name="swa", plan=plan, combine=combine)

@@ -4,10 +4,10 @@ Reference: Maddox et al., "A Simple Baseline for Bayesian Uncertainty in Deep Le
 arXiv:1902.02476, Algorithm 1.
 """
 
-from choral.plan import Collect, DrawMoments, Recalibrate, Reset, fork, seq
+from choral.plan import Collect, DrawMoments, Recalibrate, fork, seq
 from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.swa import averaging_phases
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.swa import averaged
+from choral.recipes.training import Paper, Training
 
 
 def swag(
@@ -33,11 +33,8 @@ def swag(
         rank: last deviations kept (K).
         scale: factor of the covariance; 0.5 is the paper's formula.
         start: part of the budget before collecting begins.
-        epochs, combine: as in `single`.
-        training: optimizer, learning rate and batch size; collecting runs at half the rate.
+        training: collecting runs at half its learning rate; its schedule is not used.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    down, level = averaging_phases(epochs, rank, start, training)
     draw = fork(members, DrawMoments(scale=scale), Recalibrate(), Collect())
-    return Recipe(name="swag", plan=seq(Reset(), down, level, draw), combine=combine)
+    plan = seq(*averaged(epochs, budget, training, start=start, rank=rank), draw)
+    return Recipe(name="swag", plan=plan, combine=combine)

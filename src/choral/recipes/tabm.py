@@ -1,18 +1,18 @@
-"""TabM: a perceptron for tables whose members share all weights but small adapters and their output layers.
+"""TabM and TabM-mini: perceptrons for tables whose members share all weights but adapters and output layers.
 
 Reference: Gorishniy, Kotelnikov & Babenko, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling", ICLR 2025,
 arXiv:2410.24210, section 3; settings of the authors' package.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from choral.plan import AdamW
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, arguments_of, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import TabM
 
 TRAINING = Training(lr=2e-3, optimizer=AdamW(weight_decay=3e-4, clip=1.0), batch_size=256, schedule="constant")
-"""The authors' settings."""
+"""The authors' settings, the default."""
 
 
 def tabm(
@@ -37,15 +37,22 @@ def tabm(
     4
 
     Args:
-        epochs: length of the training run. With a stop, an upper bound.
         members: the paper's k, all trained on every batch.
         start: first factors: random signs, N(0, 1) with one number for each feature, or 'auto': 'normal' behind embedded features.
         own_batches: whether each member reads batches of its own in training.
-        kernel: how members are run, see `choral.structures.base.JointStructure`.
-        combine: as in `choral.recipes.recipe.Recipe`.
-        training: optimizer, learning rate, batch size and schedule; the authors' if nothing is said.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training, TRAINING)
-    structure = TabM(members=members, start=start, own_batches=own_batches, kernel=kernel)
-    return Recipe(name="tabm", plan=training.whole(epochs), structure=structure, combine=combine)
+    return joint("tabm", TabM, own=TRAINING, **locals())
+
+
+@arguments_of(tabm)
+def tabm_mini(**options: Any) -> Recipe:
+    """Members that differ in factors of the inputs and in output layers, and share all else, for tables.
+
+    Args are those of `tabm`.
+
+    Cost: the parameters of one network; each batch is run through all `members`.
+
+    >>> tabm_mini(members=4, epochs=60).members
+    4
+    """
+    return joint("tabm_mini", TabM, own=TRAINING, adapters="first", **options)

@@ -1,16 +1,15 @@
 """Training: how plain training phases are run, said once and shared by the phases of a recipe."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.plan.cost import steps_of
-from choral.plan.operators import Reset, Start
 from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer, OwnOptimizer
-from choral.plan.phases import Collect, Every, Operator, Phase, Repeat, Seq, Train, fork, repeat, seq
+from choral.plan.phases import Phase, Train, fork, seq
 from choral.plan.schedules import Constant, Cosine, Linear, OwnRate, Relative, Schedule, Steps
 from choral.plan.walk import Visitor, mapped, trainings, walk
 
@@ -41,10 +40,10 @@ class Training(Value):
         optimizer: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
             function of the parameters that returns a torch optimizer. Its learning rate is always the schedule's.
         batch_size: points in a batch; chosen if None.
-        schedule: shape of the learning rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own, and do not read it): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), or
-            'linear_drop' (constant for 50 %, straight down to a hundredth at 90 %, constant to the end); or
-            `choral.plan.Steps(lr, milestones=..., factor=...)`; or a function of the step, or of the step and the number of steps, that
-            returns the rate.
+        schedule: shape of the learning rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS
+            have their own): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), 'linear_drop' (constant
+            for 50 %, straight down to a hundredth at 90 %, constant to the end), `choral.plan.Steps(lr, ...)`, or a
+            function of the step, or of the step and the number of steps, that returns the rate.
         end: learning rate at the end of 'cosine'; the other shapes say where they end.
     """
 
@@ -58,28 +57,22 @@ class Training(Value):
         object.__setattr__(self, "optimizer", optimizer_of(self.optimizer))
         if callable(self.schedule):
             object.__setattr__(self, "schedule", OwnRate.of(self.schedule))
+        steps = self.schedule if isinstance(self.schedule, Steps) else None
         if self.lr is None:
-            own = self.schedule.value if isinstance(self.schedule, Steps) else self.optimizer.own_rate
-            object.__setattr__(self, "lr", own)
-        self._check_numbers()
+            object.__setattr__(self, "lr", steps.value if steps else self.optimizer.own_rate)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
+        if steps and steps.value != self.lr:
+            raise InputError(f"lr is {self.lr}, but schedule is {steps!r}; leave lr out, or make them agree.")
+        if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
+            near = did_you_mean(self.schedule, SCHEDULES)
+            raise InputError(f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}.{near}")
+        if not isinstance(self.schedule, OwnRate):
+            self._check_rates()
         if self.lr is not None:
             self.optimizer.check_rate(self.lr)
 
-    def _check_numbers(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
-        if isinstance(self.schedule, OwnRate):
-            return
-        if isinstance(self.schedule, Steps):
-            if self.schedule.value != self.lr:
-                raise InputError(
-                    f"lr is {self.lr}, but schedule is {self.schedule!r}; leave lr out, or make them agree."
-                )
-        elif self.schedule not in SCHEDULES:
-            raise InputError(
-                f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}."
-                + did_you_mean(str(self.schedule), SCHEDULES)
-            )
+    def _check_rates(self) -> None:
         if not 0 < self.peak < math.inf:
             raise InputError(f"lr is {self.lr}; give a learning rate above 0.")
         if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.lr is None)):
@@ -98,50 +91,27 @@ class Training(Value):
         if isinstance(self.schedule, OwnRate | Steps):
             return self.schedule
         peak = self.peak
-        shapes: Mapping[str, Schedule] = {
+        return {
             "cosine": Cosine(peak, self.end),
             "constant": Constant(peak),
             "steps": Steps(peak),
             "linear_drop": Linear(((0.0, peak), (0.5, peak), (0.9, peak / 100))),
-        }
-        return shapes[str(self.schedule)]
+        }[str(self.schedule)]
 
-    def phase(
-        self,
-        epochs: int,
-        schedule: Schedule | None = None,
-        *,
-        memory: Literal["fresh", "carried"] = "fresh",
-        every: tuple[Every, ...] = (),
-        least_steps: int = LEAST_STEPS,
-        **changes: Any,
-    ) -> Train:
+    def phase(self, epochs: int, schedule: Schedule | None = None, **changes: Any) -> Train:
         """Return a training phase with these settings; the schedule of a full training if none is given."""
         shape = schedule or self.full()
-        return Train(
-            epochs=epochs,
-            schedule=Relative(shape) if self.lr is None and not isinstance(shape, OwnRate) else shape,
-            optimizer=self.optimizer,
-            batch_size=self.batch_size or 0,
-            memory=memory,
-            every=every,
-            least_steps=least_steps,
-            **changes,
-        )
+        shape = Relative(shape) if self.lr is None and not isinstance(shape, OwnRate) else shape
+        own: dict[str, Any] = {
+            "optimizer": self.optimizer,
+            "batch_size": self.batch_size or 0,
+            "least_steps": LEAST_STEPS,
+        }
+        return Train(epochs=epochs, schedule=shape, **own | changes)
 
     def without_decay(self) -> "Training":
         """Return the same settings without weight decay, for objectives that hold the prior themselves."""
         return replace(self, optimizer=self.optimizer.without_decay())
-
-    def whole(self, epochs: int, *, pretrained: bool = False, after: tuple[Operator, ...] = ()) -> Seq:
-        """Return the plan of methods whose members share one network: build it, train it for the budget, keep it.
-
-        Args:
-            epochs: the budget.
-            pretrained: start from the weights of the network handed to `fit` instead of drawing them.
-            after: operators on the trained network.
-        """
-        return seq(Start() if pretrained else Reset(), self.phase(epochs), *after, Collect())
 
     def clipped(self, norm: float) -> "Training":
         """Return the same settings with gradients clipped at a norm, unless they are clipped already."""
@@ -278,6 +248,11 @@ def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, 
     return (usual if epochs is None else epochs) * trainings if budget is None else budget
 
 
+def too_few(epochs: int, what: str, least: int) -> InputError:
+    """Return what to raise where a recipe cannot do what it is asked for in so many epochs."""
+    return InputError(f"{epochs} epochs in all are too few for {what}; give at least {least} epochs or fewer members.")
+
+
 def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
     """Return how many of `members` members get how many epochs of a total, all of which is given away; refuses too few.
 
@@ -289,10 +264,7 @@ def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
     if members < 1:
         raise InputError(f"members is {members}; give 1 or more.")
     if epochs < members:
-        raise InputError(
-            f"{epochs} epochs in all are too few for {members} members of at least 1 epoch each; "
-            "give more epochs or fewer members."
-        )
+        raise too_few(epochs, f"{members} members of at least 1 epoch each", members)
     each, longer = divmod(epochs, members)
     return tuple((n, length) for n, length in ((longer, each + 1), (members - longer, each)) if n)
 
@@ -305,14 +277,9 @@ def forked(epochs: int, members: int, body: Callable[[int], Sequence[Phase]]) ->
         members: branches.
         body: gives the phases of a branch of so many epochs.
 
-    >>> from choral.plan.cost import cost
+    >>> from choral.plan import Collect, cost
     >>> cost(forked(11, 4, lambda each: (Train(epochs=each), Collect())))
     Cost(epochs=11, networks=4, phases=4)
     """
     parts = [fork(count, *body(each)) for count, each in shares(epochs, members)]
     return parts[0] if len(parts) == 1 else seq(*parts)
-
-
-def repeated(epochs: int, members: int, body: Callable[[int], Sequence[Phase]]) -> tuple[Repeat, ...]:
-    """Return rounds that share a budget and use all of it: one repeat, or two where one has an epoch more than the other."""
-    return tuple(repeat(count, *body(each)) for count, each in shares(epochs, members))

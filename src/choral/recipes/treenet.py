@@ -4,8 +4,8 @@ Reference: Lee et al., "Why M Heads are Better than One: Training a Diverse Ense
 arXiv:1511.06314, section 4.
 """
 
-from choral.recipes.recipe import Combine, Recipe
-from choral.recipes.training import Paper, Training, settings_of, total_epochs
+from choral.recipes.recipe import Combine, Recipe, joint
+from choral.recipes.training import Paper, Training
 from choral.structures import TreeNet
 
 
@@ -31,12 +31,5 @@ def treenet(
         members: branches.
         start: name of the first layer that is not shared; the output layer alone if nothing is said.
         branches: instead of start, name patterns of all layers that are not shared.
-        pretrained: start from the weights of the network handed to fit.
-        epochs, combine, training: as in `single`.
     """
-    epochs = total_epochs(epochs, budget)
-    training = settings_of(training)
-    structure = TreeNet(members=members, start=start, branches=branches)
-    return Recipe(
-        name="treenet", plan=training.whole(epochs, pretrained=pretrained), structure=structure, combine=combine
-    )
+    return joint("treenet", TreeNet, **locals())

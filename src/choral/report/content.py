@@ -6,24 +6,16 @@ a part of the page that cannot be made of it is left out and named, and a wrong 
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from choral.base.errors import ChoralError, RunError
+from choral.comparison.comparison import is_number
 from choral.engine import files
 from choral.plots import history
 from choral.tables.table import table_from
 
 SCORES = ("nll", "pinball", "loss")  # methods are ranked by the one they have; smaller is better
 _COSTS = ("train_flops", "train_seconds")
-
-
-def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether something can be shown, sorted and drawn as a number.
-
-    >>> is_number(0.5), is_number(True), is_number(float("nan")), is_number("0.5"), is_number(10**400)
-    (True, False, False, False, False)
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # NaN is not below
 
 
 WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of a file that holds something else

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
@@ -21,72 +22,25 @@ if TYPE_CHECKING:
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 # ink, muted, grid, surface, then one color after the other for methods
 _NAMES = ("ink", "muted", "grid", "surface", *(f"s{i}" for i in range(12)))
-LIGHT = dict(
-    zip(
-        _NAMES,
-        ("#1d2430", "#5c6675", "#e3e6eb", "#ffffff")
-        + ("#2563c9", "#b85208", "#0b7f63", "#a82f88", "#8a6a00")
-        + ("#c0302a", "#6a55d1", "#22788f", "#7a4a21", "#4b5d16", "#c53a76", "#667080"),
-    )
+_PALETTES = (
+    "1d2430 5c6675 e3e6eb ffffff 2563c9 b85208 0b7f63 a82f88 8a6a00 c0302a 6a55d1 22788f 7a4a21 4b5d16 c53a76 667080",
+    "e8ebf0 a2abb9 323a46 1a2029 7aa9ff ffa65c 4ccfab f08fd4 dcbf4a ff8d83 b5a8ff 7cc9e0 d9a679 b3c76a ff9ec4 8f99a8",
 )
-DARK = dict(
-    zip(
-        _NAMES,
-        ("#e8ebf0", "#a2abb9", "#323a46", "#1a2029")
-        + ("#7aa9ff", "#ffa65c", "#4ccfab", "#f08fd4", "#dcbf4a")
-        + ("#ff8d83", "#b5a8ff", "#7cc9e0", "#d9a679", "#b3c76a", "#ff9ec4", "#8f99a8"),
-    )
-)
+LIGHT, DARK = ({n: f"#{code}" for n, code in zip(_NAMES, codes.split())} for codes in _PALETTES)
 COLORS = 12  # later methods have the same colors with other dashes, and their names beside their lines
-_SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "choral",
-    "text.parse_math": False,
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "axes.formatter.limits": (-4, 12),
-    "axes.formatter.useoffset": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 1.6,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "axes.facecolor": "none",
-    "figure.facecolor": LIGHT["surface"],
-    "text.color": LIGHT["ink"],
-    "axes.edgecolor": LIGHT["grid"],
-    "axes.labelcolor": LIGHT["muted"],
-    "grid.color": LIGHT["grid"],
-    "xtick.color": LIGHT["muted"],
-    "ytick.color": LIGHT["muted"],
-}
 
 
 @contextmanager
 def settings() -> Iterator[None]:
     """Hold matplotlib's settings at those of the report; every figure must be made inside."""
     try:
-        import matplotlib
-        from cycler import cycler
+        import jinja2  # noqa: F401  # the page needs it
+        from matplotlib import style
     except ImportError as error:
-        raise InputError("a report needs matplotlib, which is not installed; pip install 'choral[plots]'.") from error
-    with matplotlib.rc_context(), warnings.catch_warnings():
+        needs = error.name or "matplotlib"
+        raise InputError(f"a report needs {needs}, which is not installed; pip install 'choral[plots]'.") from error
+    with style.context(Path(__file__).with_name("figures.mplstyle"), after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's own fonts have it
-        matplotlib.rcParams.update({k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")})
-        own = _SETTINGS | {"axes.prop_cycle": cycler(color=[LIGHT[f"s{i}"] for i in range(COLORS)])}
-        for name, value in own.items():
-            matplotlib.rcParams[name] = value  # type: ignore[index]  # its stub lists the names one by one
         yield
 
 

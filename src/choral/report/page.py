@@ -13,10 +13,10 @@ import numpy as np
 from choral import __version__, plots
 from choral.base.errors import InputError
 from choral.base.text import short, visible
-from choral.comparison.comparison import difference
+from choral.comparison.comparison import by_method, difference, is_number
 from choral.engine.files import write_bytes, write_json
 from choral.plots import label
-from choral.report.content import WRONG, Content, collect, is_number
+from choral.report.content import WRONG, Content, collect
 from choral.report.figures import COLORS, Picture, look, picture, settings, variables
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its headings with what they mean, and rows of a name and cells; rows may be of methods."""
+    """A table: its headings, and rows of a name and cells; rows may be of methods."""
 
     caption: str
-    head: Sequence[tuple[str, str]]
+    head: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
     methods: bool = False
 
@@ -115,11 +115,9 @@ def _pictures(sections: Sequence[Section]) -> Iterator[Picture]:
 
 def render(content: Content, sections: Sequence[Section]) -> str:
     """Return the page as text; everything that is not this package's own markup is escaped by the template engine."""
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise InputError("a report needs jinja2, which is not installed; pip install 'choral[plots]'.") from error
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
     here = Path(__file__).parent
     classes: dict[str, str] = {}
     drawn = {p.name: Markup(p.inline(classes)) for p in _pictures(sections)}  # written by an XML writer
@@ -128,9 +126,7 @@ def render(content: Content, sections: Sequence[Section]) -> str:
     style = f"{variables()}\n{(here / 'style.css').read_text('utf8')}\n{rules}{tints}"
     script = (here / "script.js").read_text("utf8")
     assert "</" not in style + script
-    made: dict[str, Any] = next(
-        (p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {}
-    )
+    made: Any = next((p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {})
     shown = Environment(
         loader=FileSystemLoader(here),
         autoescape=True,
@@ -149,6 +145,7 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         facts=list(_facts(content)),
         sections=sections,
         drawn=drawn,
+        meanings={label(n).replace(" FLOPs", " cost"): text for n, text in MEANINGS.items()},
         methods=[] if content.alone else content.methods,
         places={m: i for i, m in enumerate(content.methods)},
         short=short,
@@ -299,10 +296,14 @@ def sections_of(content: Content) -> Iterator[Section]:
     yield _engine(content)
 
 
-def _lines(
-    content: Content, subjects: Sequence[str], draw: Callable[["Axes", str, dict[str, Any]], tuple[float, float] | None]
-) -> Callable[["Axes"], None]:
-    """Return what draws a line for each method, in its color and with its name at its end."""
+def _curves(
+    content: Content,
+    name: str,
+    title: str,
+    subjects: Sequence[str],
+    draw: Callable[["Axes", str, dict[str, Any]], tuple[float, float]],
+) -> list[Picture]:
+    """Return a picture with a line for each method, in its color and with its name at its end; none without methods."""
 
     def run(ax: "Axes") -> None:
         ends: list[tuple[float, float, str, Any]] = []
@@ -311,11 +312,11 @@ def _lines(
             end = draw(ax, method, style)
             for artist in set(ax.get_children()) - before:
                 artist.set_gid(f"series:{len(ends)}")
-            ends.append((*(end or (float("nan"), float("nan"))), method, style["color"]))
+            ends.append((*end, method, style["color"]))
         if len(subjects) > 1:
             plots.label_ends(ax, ends)
 
-    return run
+    return [picture(name, title, run, _tall(subjects), methods=subjects)] if subjects else []
 
 
 def _tall(subjects: Sequence[str]) -> tuple[float, float]:
@@ -333,33 +334,28 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     if content.alone is not None:
         return
     rows = {m: content.row(m) for m in content.methods}
-    by_seed = list(content.results.get("by_seed", {}).values()) or [list(rows.values())]
+    values = by_method(list(content.results.get("by_seed", {}).values()) or [list(rows.values())])
     wanted = ("accuracy", "rmse", "ece", "coverage_95", "c_nll", "ood_auroc", "train_flops", "predict_flops")
     names = [n for n in (content.score, *wanted) if any(row.get(n) is not None for row in rows.values())]
     told = str(content.results["settings"].get("baseline"))
     base = next((m for m in (told, "single") if m in rows), content.methods[-1])
 
-    def values(method: str, name: str) -> list[float]:
-        held = [row.get(name) for part in by_seed for row in part if row["method"] == method]
-        return [float(v) for v in held if is_number(v)] if all(map(is_number, held)) else []
-
     def cell(method: str, name: str) -> Cell:
-        value, own, other = rows[method].get(name), values(method, name), values(base, name)
+        value, own, other = rows[method].get(name), values[method].get(name), values[base].get(name, [])
         if not is_number(value) or not own:
             return _cell(value)
         if name.endswith("_flops"):
-            ratio = value / other[0] if other and other[0] else None
-            return Cell(shown(value) if ratio is None else f"{ratio:.3g}\u00d7", value, "", f"{shown(value)} FLOPs")
+            text = f"{value / other[0]:.3g}\u00d7" if other and other[0] else shown(value)
+            return Cell(text, value, "", f"{shown(value)} FLOPs")
         spread = f" \u00b1 {shown(statistics.stdev(own))}" if len(own) > 1 else ""
         if name == "coverage_95":
-            own, other = ([abs(v - 0.95) for v in held] for held in (own, other))
-        word = difference("coverage_error" if name == "coverage_95" else name, own, other).word if other else "level"
-        mark = "" if method == base or len(own) != len(other) else _MARKS[word]
-        return Cell(
-            f"{mark} {shown(value)}{spread}".strip(), value, word if mark else "", mark and f"{word} than {base}"
-        )
+            name, own, other = "coverage_error", *([abs(v - 0.95) for v in held] for held in (own, other))
+        if method == base or len(own) != len(other):
+            return Cell(f"{shown(value)}{spread}", value)
+        word = difference(name, own, other).word
+        return Cell(f"{_MARKS[word]} {shown(value)}{spread}", value, word, f"{word} than {base}")
 
-    head = [("method", ""), *((label(n).replace(" FLOPs", " cost"), MEANINGS.get(n, "")) for n in names)]
+    head = ["method", *(label(n).replace(" FLOPs", " cost") for n in names)]
     table = Table("All methods, best first", head, [(m, [cell(m, n) for n in names]) for m in rows], methods=True)
     text = (
         f"Compared with {short(base)}: \u25b2 better, = level (within noise over seeds), \u25bc worse. Cost is relative to {short(base)}. "
@@ -367,35 +363,27 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     )
     costs = []
     for cost in ("predict_flops", "train_flops"):
-        held = [r[cost] for r in rows.values() if is_number(r.get(cost)) and is_number(r.get(content.score))]
+        sound = [r for r in rows.values() if is_number(r.get(cost)) and is_number(r.get(content.score))]
+        held = [r[cost] for r in sound]
         if len(held) > 1 and max(held) > 1.3 * min(held) > 0:  # equal budgets are equal by construction
-            draw = _cost(content, list(rows.values()), cost)
-            title = f"{label(content.score)} by {label(cost)}"
+            spreads, title = content.results.get("deviations"), f"{label(content.score)} by {label(cost)}"
+            known: dict[str, Any] = {"cost": cost, "score": content.score, "spreads": spreads}
+            drawn = [{"method": m} | (r if r in sound else {}) for m, r in rows.items()]
+            draw = lambda ax, drawn=drawn, known=known: plots.cost_vs_score(drawn, **known, ax=ax)  # noqa: E731
             costs.append(picture(f"cost-{cost}", title, draw, _tall(content.methods), methods=content.methods))
     yield Section("grid", "Methods", text, tables=[table], pictures=[*costs, *_risk(content, content.methods)])
-
-
-def _cost(content: Content, rows: Sequence[dict[str, Any]], cost: str) -> Callable[["Axes"], Any]:
-    names = (cost, content.score)
-    sound = [{"method": r["method"]} | {n: r.get(n) if is_number(r.get(n)) else None for n in names} for r in rows]
-    spreads = content.results.get("deviations")
-    return lambda ax: plots.cost_vs_score(sound, cost=cost, score=content.score, spreads=spreads, ax=ax)
 
 
 def _each(
     content: Content, name: str, subjects: Sequence[str], draw: Callable[["Axes", str], Any], note: str = ""
 ) -> list[Picture]:
     """Return a small picture for each method, a large one for one alone."""
-    size = _SMALL if len(subjects) > 1 else _HALF
-    found = []
+    found, several = [], len(subjects) > 1
     for method in subjects:
-        place, value = content.methods.index(method), content.row(method).get(note)
-        said = f"{label(note)} {shown(value)}" if is_number(value) else ""
-        more: dict[str, Any] = {
-            "method": method if len(subjects) > 1 else None,
-            "note": said if len(subjects) > 1 else "",
-        }
-        title = f"{name} of {short(method)}" if len(subjects) > 1 else name.capitalize()
+        place, value, more = content.methods.index(method), content.row(method).get(note), dict[str, Any]()
+        if several:
+            more = {"method": method, "note": f"{label(note)} {shown(value)}" if is_number(value) else ""}
+        title, size = (f"{name} of {short(method)}", _SMALL) if several else (name.capitalize(), _HALF)
         found.append(picture(f"{name}-{place}", title, lambda ax, m=method: draw(ax, m), size, **more))  # type: ignore[misc]
     return found
 
@@ -407,12 +395,8 @@ def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         return
     held, unit = {m: content.parts(m, "intervals")[0] for m in drawn}, _target(content)[1]
     level, best = f"{held[drawn[0]]['level']:.0%}", drawn[0]
-    if len(drawn) == 1:
-        text = (
-            f"On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
-        )
-    else:
-        text = f"Of {short(best)}, the best by {label(content.score)}.{_first(content)} Bars are {level} intervals."
+    whose = "" if len(drawn) == 1 else f"Of {short(best)}, the best by {label(content.score)}.{_first(content)} "
+    text = f"{whose}On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
     shown_of = {
         "predicted": ("Predicted and actual", lambda ax: plots.predicted_vs_actual(held[best], ax=ax, unit=unit)),
         "residuals": ("Residuals", lambda ax: plots.residuals(held[best], ax=ax, unit=unit)),
@@ -454,9 +438,7 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
             ax.set(xlabel="level of the interval", ylabel="share of rows inside", xlim=(0, 1), ylim=(0, 1))
             return levels[-1], float(mean[-1])
 
-        figures = [
-            picture("coverages", "Coverage of intervals", _lines(content, drawn, coverage), _tall(drawn), methods=drawn)
-        ]
+        figures = _curves(content, "coverages", "Coverage of intervals", drawn, coverage)
         if len(subjects) == 1 and content.parts(drawn[0], "pit"):
             shares = content.parts(drawn[0], "pit")[0]
             figures.append(picture("pit", "Probability integral transform", lambda ax: plots.pit(shares, ax=ax), _HALF))
@@ -471,7 +453,7 @@ def _worst(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     if not names:
         return
     words = {"target": "actual", "mean": "predicted", "low": "interval from", "high": "to"}
-    head = [("test row", "counted from 0, in the order of the test rows"), *((words.get(n, n), "") for n in names)]
+    head = ["test row", *(words.get(n, n) for n in names)]
     made = [(shown(r.get("row")), [_cell(r.get(n), words=True) for n in names]) for r in rows]
     yield Section(
         "worst", "Worst rows", "The test rows with the largest errors.", tables=[Table("Worst rows", head, made)]
@@ -492,12 +474,7 @@ def _importance(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         draw = lambda ax, c=curve, o=output, w=what: plots.dependence(c, output=o, ax=ax, unit=w)  # noqa: E731
         figures.append(picture(f"dependence-{i}", f"Prediction by {short(curve['column'], 40)}", draw, (300, 200)))
     names = [measure, *(n for n in rows[0]["worse"] if n != measure)]
-    head = [
-        ("column", ""),
-        *((f"{label(n)} worse by", "") for n in names),
-        ("lowest member", ""),
-        ("highest member", ""),
-    ]
+    head = ["column", *(f"{label(n)} worse by" for n in names), "lowest member", "highest member"]
     made = [
         (r["column"], [_cell(r["worse"][n]) for n in names] + [_cell(f(r["members"][measure])) for f in (min, max)])
         for r in rows[:40]
@@ -513,11 +490,8 @@ def _columns(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     table = content.results.get("table") or {}
     if len(subjects) > 1 or not table.get("columns"):
         return
-    head = [("column", ""), ("read as", ""), ("inputs", "numbers that the network gets"), ("detail", "")]
-    rows = [
-        (c["column"], [_cell(c[n], words=True) for n in ("read_as", "inputs", "detail")])
-        for c in table["columns"][:200]
-    ]
+    head, names = ["column", "read as", "inputs", "detail"], ("read_as", "inputs", "detail")
+    rows = [(c["column"], [_cell(c[n], words=True) for n in names]) for c in table["columns"][:200]]
     yield Section("columns", "How columns were read", tables=[Table("How columns were read", head, rows)])
 
 
@@ -534,7 +508,7 @@ def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         figures.append(picture("confusion", "Confusion matrix", draw, (side, side)))
     of = [n for n in ("counts", "recall", "precision", "average_precision") if told.get(n)]
     rows = [(name, [_cell(told[n][i]) for n in of]) for i, name in enumerate(told["names"][:50])]
-    head = [("class", ""), *(("rows" if n == "counts" else label(n), "") for n in of)]
+    head = ["class", *("rows" if n == "counts" else label(n) for n in of)]
     whose = f" of {short(best)}, the best by {label(content.score)}" if len(subjects) > 1 else ""
     seeds = " The matrix sums all seeds; the table is of the first." if _seeds(content) > 1 else ""
     text = f"Predictions{whose}. Shades are shares of the true class.{seeds}"
@@ -551,8 +525,7 @@ def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
         plots.risk_coverage({**parts[0], "risk": mean, "spread": spread}, ax=ax, **style)
         return parts[0]["kept"][-1], float(mean[-1])
 
-    title = "Error when the least certain rows are left out"
-    return [picture("risk", title, _lines(content, drawn, draw), _tall(drawn), methods=drawn)] if drawn else []
+    return _curves(content, "risk", "Error when the least certain rows are left out", drawn, draw)
 
 
 def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -573,7 +546,7 @@ def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     scores = {m: content.parts(m, "ood")[0]["scores"] for m in judged}
     known = list(dict.fromkeys(s for held in scores.values() for s in held))[:8]
     rows = [(m, [_cell(scores[m].get(s, {}).get("auroc")) for s in known]) for m in judged]
-    head = [("method", ""), *((label(s), "AUROC of this score") for s in known)]
+    head = ["method", *map(label, known)]
     table = Table("AUROC of each score of uncertainty (higher is better)", head, rows, methods=True)
     text = f"Blue: test rows. Orange: rows out of distribution ({short(first['name'], 80)}). The further apart, the better.{_first(content)}"
     figures = _each(content, "histograms", list(shown_of), draw, "ood_auroc")
@@ -598,19 +571,12 @@ def _corrupted(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             ax.set(xlabel="severity of the corruption", ylabel=label(measure), xticks=levels)
             return levels[-1], float(mean[-1])
 
-        title = f"{label(measure)} by severity"
-        figures.append(
-            picture(f"corruption-{measure}", title, _lines(content, judged, draw), _tall(judged), methods=judged)
-        )
+        figures += _curves(content, f"corruption-{measure}", f"{label(measure)} by severity", judged, draw)
     cells = {m: content.parts(m, "corruptions")[0]["by_corruption"] for m in judged}
     names = [n for n in cells[judged[0]] if any(is_number(c.get(n)) for c in cells.values())][:40]
-    head = [("method", ""), *((label(n), "NLL, mean over severities") for n in names)]
-    table = Table(
-        "NLL by corruption (lower is better)",
-        head,
-        [(m, [_cell(cells[m].get(n)) for n in names]) for m in judged],
-        True,
-    )
+    head = ["method", *map(label, names)]
+    rows = [(m, [_cell(cells[m].get(n)) for n in names]) for m in judged]
+    table = Table("NLL by corruption, mean over severities (lower is better)", head, rows, methods=True)
     folded = [Section("corruptions", "By corruption", _first(content), tables=[table], folded=True)]
     text = "Means over common corruptions of test images. Curves that stay flat are robust."
     yield Section("corruption", "Corrupted inputs", text, figures, parts=folded)
@@ -621,8 +587,6 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     grown = [m for m in subjects if held[m] and len(held[m][0]) > 1]
     for measure in (content.score, "accuracy", "rmse"):
         drawn = [m for m in grown if measure in held[m][0][0]]
-        if not drawn:
-            continue
 
         def draw(ax: "Axes", method: str, style: dict[str, Any], measure: str = measure) -> tuple[float, float]:
             rows = held[method][0]
@@ -630,8 +594,7 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             plots.ensemble_size([row | {measure: v} for row, v in zip(rows, mean)], measure=measure, ax=ax, **style)
             return rows[-1]["members"], float(mean[-1])
 
-        title = f"{label(measure)} by number of members"
-        figures.append(picture(f"size-{measure}", title, _lines(content, drawn, draw), _tall(drawn), methods=drawn))
+        figures += _curves(content, f"size-{measure}", f"{label(measure)} by number of members", drawn, draw)
     if figures:
         text = "Ensembles of some of the members, chosen at random; bands are one standard deviation over choices."
         yield Section("size", "Ensemble size", text, figures)
@@ -674,7 +637,7 @@ def _engine(content: Content) -> Section:
     names = [
         n for n in dict.fromkeys(n for r in rows.values() for n in r) if any(is_number(r.get(n)) for r in rows.values())
     ]
-    head = [("measure", ""), *((short(m), "") for m in rows)]
+    head = ["measure", *map(short, rows)]
     made = [(label(short(n)), [_cell(r.get(n)) for r in rows.values()]) for n in names]
     parts.append(Section("measures", "All measures", tables=[Table("All measures", head, made)]))
     trees = [(m, "\n".join(_tree(plans[m]["tree"]))) for m in content.methods if m in plans]
@@ -684,7 +647,7 @@ def _engine(content: Content) -> Section:
     said = {n: v for n, v in held if n not in ("below", "seeds") and v not in (None, "", [], {})}
     said |= next((p["environment"] for p in plans.values()), {})
     settled = [(label(short(n)), [_cell(v if is_number(v) else _words(v), words=True)]) for n, v in said.items()]
-    parts.append(Section("settings", "Settings", tables=[Table("Settings", [("setting", ""), ("value", "")], settled)]))
+    parts.append(Section("settings", "Settings", tables=[Table("Settings", ["setting", "value"], settled)]))
     return Section("engine", "Engine and settings", parts=parts, folded=True)
 
 

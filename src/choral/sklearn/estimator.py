@@ -6,9 +6,7 @@ choral but the estimator's own is ever named in it; bytes are checked, as those 
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Self
 
@@ -29,121 +27,12 @@ from choral.predictions import Predictive
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
-from choral.sklearn.inputs import REPEATED, counted, present, repeats
 from choral.tables.defaults import LEAST_ROWS
-from choral.tables.fit import AUTO, METHOD, can_choose, check_members, prepared
+from choral.tables.fit import AUTO, METHOD, Ready, can_choose, check_members, prepared
 from choral.tables.table import Table
 
 _SEEDS = 2**31 - 1
 _LISTED = "OUbiuf"  # kinds of arrays that lists say in full
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What an estimator asks for, checked.
-
-    Attributes:
-        method: name of a method, 'auto', or a recipe.
-        members: how many; None leaves it to the method.
-        epochs: the whole budget; None leaves it to the data.
-        seconds: after which training ends.
-        share: of the rows to hold out; 0 for none.
-        seed: root of every draw.
-        device: where to train.
-        fixed: whether the same seed must give the same bits, so that nothing is decided by measuring time.
-        progress: whether to draw a bar.
-    """
-
-    method: str | Recipe
-    members: int | None
-    epochs: int | None
-    seconds: float | None
-    share: float
-    seed: int
-    device: str
-    fixed: bool
-    progress: bool
-
-    def __post_init__(self) -> None:
-        for name, value in (("n_estimators", self.members), ("epochs", self.epochs)):
-            if value is not None and not is_whole(value, 1):
-                raise InputError(f"{name} is {value!r}; give a whole number of 1 or more, or None.")
-        if not is_number(self.share, 0) or self.share >= 1:
-            raise InputError(
-                f"validation_fraction is {self.share!r}; give a part of the rows below 1, or None for none."
-            )
-        if isinstance(self.method, Recipe):
-            if self.members is not None or self.epochs is not None:
-                raise InputError(
-                    "method is a recipe, which has its own members and epochs; leave n_estimators and epochs out."
-                )
-        elif self.method != AUTO:
-            make(str(self.method))  # raises for a name there is not
-            check_members(str(self.method), self.members, "n_estimators")
-
-
-def holds_out(wishes: Wishes, rows: int, held: Any) -> bool:
-    """Return whether some of the rows themselves are held out: not of few, nor where the user gives others."""
-    return held is None and wishes.share > 0 and rows >= LEAST_ROWS
-
-
-def train(problem: Problem, wishes: Wishes, *, watch: bool, held: Any = None) -> Ensemble:
-    """Return the ensemble of some rows.
-
-    Args:
-        problem: the rows.
-        wishes: settings.
-        watch: whether a share of the rows is held out.
-        held: (x, y) of rows that the user held out.
-    """
-    if watch and problem.groups is None:  # which are held out whole, one at least
-        _check_share(wishes.share, len(problem.x_train))
-    given = wishes.method if isinstance(wishes.method, Recipe) else None
-    validation = held if held is not None else wishes.share if watch else 0.0
-    in_turn = None if watch else validation  # a search holds each row out of one member
-    free = wishes.epochs is None and wishes.members is None and can_choose(problem, in_turn)
-    searched = wishes.method == AUTO and free
-    ready = prepared(
-        problem,
-        method=METHOD if given is not None or (wishes.method == AUTO and not free) else str(wishes.method),
-        epochs=wishes.epochs,
-        members=wishes.members,
-        validation=in_turn if searched else validation,
-    )
-    if given is not None:
-        ready = replace(ready, recipe=given)
-    with _untroubled(problem):
-        return ready.run(
-            seed=wishes.seed,
-            compute=Compute(
-                device=wishes.device,
-                executor="vectorized" if wishes.fixed else "auto",
-                threads=1 if wishes.fixed else None,
-                time_limit=wishes.seconds,
-            ),
-            progress=wishes.progress,
-        )
-
-
-def _check_share(share: float, rows: int) -> None:
-    """Raise InputError if a part of the rows is none or all of them."""
-    held = round(share * rows)
-    if not 0 < held < rows:
-        raise InputError(
-            f"validation_fraction is {share:g}, which would hold out {held} of {rows} rows; give a part that leaves at least one row on both "
-            "sides, or None to hold out none."
-        )
-
-
-@contextmanager
-def _untroubled(problem: Problem) -> Iterator[None]:
-    """Say nothing of a single class: a fold of cross-validation may well have no other."""
-    if problem.task != "classification" or np.ptp(problem.y_train):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="y: the label of every training point")
-        yield
 
 
 class EnsembleEstimator(BaseEstimator, ABC):
@@ -229,20 +118,22 @@ class EnsembleEstimator(BaseEstimator, ABC):
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, X_val: Any, y_val: Any, groups: Any) -> None:
         """Set all attributes that a fit has, one after the other."""
-        wishes = self._wishes()
+        limit = None if self.time_limit is None else Limit.of(self.time_limit, perf_counter())
+        share = self._checked_share()
+        fixed = self.random_state is not None and not isinstance(self.random_state, np.random.RandomState)
+        drawn = check_random_state(self.random_state)  # refuses what is no seed
         if (X_val is None) != (y_val is None):
             raise InputError(f"{'y_val' if y_val is None else 'X_val'} is missing; give X_val and y_val, or neither.")
-        X, y, weights, groups = present(X, y, sample_weight, groups)
-        X = inputs.read(self, X, y, reset=True)
+        X, y, weights, groups = inputs.present(X, y, sample_weight, groups)
+        frame = inputs.read(self, X, y, reset=True)
         y = self._read_targets(y)
-        check_consistent_length(X, y)
-        groups = _names(groups, y)
-        watch = holds_out(wishes, counted(weights, len(y)), X_val)
-        chosen, weights = _chosen(X, y, weights, repeat=not watch)
-        X, y = _rows(X, chosen), y[chosen]
-        targets, table, likelihood = self._learn_targets(y)
-        table = replace(table, columns=inputs.learn_columns(X, inputs.names_of(self, self.n_features_in_)))
-        x = inputs.encode(table, X)
+        check_consistent_length(frame, y, groups)
+        watched = X_val is None and share > 0 and inputs.counted(weights, len(y)) >= LEAST_ROWS
+        chosen, weights = inputs.chosen_rows(frame, y, weights, repeat=not watched)
+        frame = frame.iloc[chosen]
+        targets, table, likelihood = self._learn_targets(y[chosen])
+        table = replace(table, columns=inputs.learn_columns(frame))
+        x = table.inputs(frame, path="X")
         problem = Problem(
             "X",
             x,
@@ -252,30 +143,62 @@ class EnsembleEstimator(BaseEstimator, ABC):
             table,
             likelihood=likelihood,
             weights=self._weigh(targets, weights),
-            groups=None if groups is None else groups[chosen].astype(str),
+            groups=None if groups is None else np.asarray(groups)[chosen].astype(str),
         )
-        held = None if X_val is None else self._held(table, X_val, y_val, targets)
-        self.ensemble_ = train(problem, wishes, watch=watch, held=held)
+        held: Any = share if watched else 0.0
+        if X_val is not None:
+            held = self._held(table, X_val, y_val, targets)
+        compute = Compute(
+            device=str(self.device),
+            executor="vectorized" if fixed else "auto",  # the same seed is to give the same bits
+            threads=1 if fixed else None,
+            time_limit=limit,
+        )
+        seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="y: the label of every training point")  # of a fold, say
+            self.ensemble_ = self._ready(problem, held).run(seed=seed, compute=compute, progress=bool(self.verbose))
         self.__dict__.pop("calibration_", None)
+
+    def _checked_share(self) -> float:
+        """Return the part of the rows to hold out, 0 for none; InputError for parameters that are none."""
+        share = self.validation_fraction or 0.0
+        for name, value in (("n_estimators", self.n_estimators), ("epochs", self.epochs)):
+            if value is not None and not is_whole(value, 1):
+                raise InputError(f"{name} is {value!r}; give a whole number of 1 or more, or None.")
+        if not is_number(share, 0) or share >= 1:
+            raise InputError(f"validation_fraction is {share!r}; give a part of the rows below 1, or None for none.")
+        if isinstance(self.method, Recipe):
+            if self.n_estimators is not None or self.epochs is not None:
+                raise InputError(
+                    "method is a recipe, which has its own members and epochs; leave n_estimators and epochs out."
+                )
+        elif self.method != AUTO:
+            check_members(make(self.method).name, self.n_estimators, "n_estimators")
+        return float(share)
+
+    def _ready(self, problem: Problem, held: Any) -> Ready:
+        """Return what is done with the rows; `held` is the part of them that is held out, or others with their targets."""
+        rows, given, watched = len(problem.x_train), self.method, isinstance(held, float) and held > 0
+        if watched and problem.groups is None and not 0 < round(held * rows) < rows:
+            raise InputError(
+                f"validation_fraction is {held:g}, which would hold out {round(held * rows)} of {rows} rows; give a part that leaves at least "
+                "one row on both sides, or None to hold out none."
+            )
+        in_turn = None if watched else held  # a search holds each row out of one member
+        free = self.epochs is None and self.n_estimators is None and can_choose(problem, in_turn)
+        own, searched = isinstance(given, Recipe), given == AUTO and free
+        ready = prepared(
+            problem,
+            method=METHOD if own or (given == AUTO and not free) else str(given),
+            epochs=None if self.epochs is None else int(self.epochs),
+            members=None if self.n_estimators is None else int(self.n_estimators),
+            validation=in_turn if searched else held,
+        )
+        return replace(ready, recipe=given) if isinstance(given, Recipe) else ready
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "ensemble_")
-
-    def _wishes(self) -> Wishes:
-        drawn = check_random_state(self.random_state)  # refuses what is no seed
-        fixed = self.random_state is not None and not isinstance(self.random_state, np.random.RandomState)
-        seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))
-        return Wishes(
-            method=self.method,
-            members=_whole(self.n_estimators),
-            epochs=_whole(self.epochs),
-            seconds=None if self.time_limit is None else Limit.of(self.time_limit, perf_counter()),
-            share=_share(self.validation_fraction),
-            seed=seed,
-            device=str(self.device),
-            fixed=fixed,
-            progress=bool(self.verbose),
-        )
 
     def _held(self, table: Table, X_val: Any, y_val: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return rows that the user held out, as numbers; their targets in the shape of the others."""
@@ -289,15 +212,15 @@ class EnsembleEstimator(BaseEstimator, ABC):
                 f"y_val has shape {y_val.shape}, and y {targets.shape}; give as many targets for each row."
             )
         encoded = self._encode_targets(y_val, "y_val").reshape(-1, *targets.shape[1:])
-        return inputs.encode(table, X_val, "X_val"), encoded
+        return table.inputs(X_val, path="X_val"), encoded
 
     def _prediction(self, X: Any) -> Predictive:
         """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
         check_is_fitted(self)
-        X = inputs.read(self, X, reset=False)
+        frame = inputs.read(self, X, reset=False)
         table = self.ensemble_.table
         assert table is not None  # given by fit, and kept in every saved form
-        return self.ensemble_._predictive(inputs.encode(table, X), precision="fp64", device=str(self.device))
+        return self.ensemble_._predictive(table.inputs(frame, path="X"), precision="fp64", device=str(self.device))
 
     def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Predictive, np.ndarray]:
         """Return the prediction for held-out rows and their targets as numbers."""
@@ -318,46 +241,6 @@ class EnsembleEstimator(BaseEstimator, ABC):
         tags.input_tags.categorical = True
         tags.target_tags.required = True
         return tags
-
-
-def _whole(given: Any) -> Any:
-    """Return a whole number of numpy's as one of Python's, anything else as it is."""
-    return int(given) if is_whole(given) else given
-
-
-def _share(given: Any) -> Any:
-    """Return a part of the rows as a number of Python's, 0 for none, anything else as it is."""
-    return float(given) if is_number(given) else given or 0.0
-
-
-def _names(groups: Any, y: np.ndarray) -> np.ndarray | None:
-    if groups is None:
-        return None
-    found = np.asarray(groups)
-    if found.ndim != 1:
-        raise InputError(f"groups has shape {found.shape}; give one name for each row, (n_samples,).")
-    check_consistent_length(y, found)
-    return found
-
-
-def _chosen(X: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the numbers of the rows to train on, as often as they count, and their weights if that does not say it all.
-
-    Up to a number of rows, they stand in an order of their own, so that it does not matter in which they are given.
-    """
-    times = repeats(weights) if repeat else None
-    if times is not None:
-        chosen, weights = np.repeat(np.arange(len(y)), times), None
-    else:
-        chosen = np.arange(len(y))
-    if len(chosen) <= REPEATED:
-        numbers = np.unique(y[chosen], return_inverse=True)[1].reshape(len(chosen), -1)
-        chosen = chosen[inputs.order_of(_rows(X, chosen), numbers)]
-    return chosen, None if weights is None else weights[chosen]
-
-
-def _rows(X: Any, chosen: np.ndarray) -> Any:
-    return X.iloc[chosen] if inputs.is_frame(X) else X[chosen]
 
 
 def _plain(value: Any) -> Any:

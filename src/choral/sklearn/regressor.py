@@ -1,6 +1,5 @@
 """EnsembleRegressor: numbers with their deviation, quantiles and intervals."""
 
-from datetime import date, timedelta
 from typing import Any, Self
 
 import numpy as np
@@ -41,7 +40,9 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     calibration_: np.ndarray
 
     def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
-        if _holds_times(np.asarray(y)):  # which would be counts of whatever unit the type has
+        given = np.asarray(y)
+        times = (isinstance(cell, np.datetime64 | np.timedelta64) for cell in given.flat if given.dtype.kind == "O")
+        if given.dtype.kind in "mM" or any(times):  # which would be counts of whatever unit the type has
             raise InputError(
                 f"{name} holds spans of time or dates; give numbers, such as {name} / np.timedelta64(1, 's'), or days since a first date."
             )
@@ -128,9 +129,3 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _holds_times(y: np.ndarray) -> bool:
-    """Return whether targets are dates or spans of time, by type or cell by cell; NaT is one."""
-    times = date | timedelta | np.datetime64 | np.timedelta64
-    return y.dtype.kind in "mM" or (y.dtype.kind == "O" and any(isinstance(cell, times) for cell in y.flat))

@@ -83,10 +83,6 @@ class Column(Value, ABC):
     missing: bool = False
     unread: int = 0
 
-    def __post_init__(self) -> None:
-        if len(self.name) > LONGEST:
-            raise InputError(f"a column's name has {len(self.name):,} characters; at most {LONGEST:,} are read.")
-
     @property
     def width(self) -> int:
         """Numbers it becomes."""
@@ -111,20 +107,20 @@ class Column(Value, ABC):
         """Return cells as numbers (row, codes), and which of them have no value (row,)."""
         return np.zeros((len(cells), 0)), cells.absent
 
-    def _said(self, code: np.ndarray) -> str:
-        return NO_VALUE
-
     def said(self, code: np.ndarray) -> str:
         """Return the cell that became these numbers (width,), in words."""
         return NO_VALUE if self.missing and code[-1] > 0.5 else self._said(code)
-
-    def _places(self, codes: np.ndarray) -> np.ndarray | None:
-        return None
 
     def places(self, codes: np.ndarray) -> np.ndarray | None:
         """Return where cells (row, width) lie on a line (row,), NaN without a value; None where values have no order."""
         found = self._places(codes)
         return found if found is None or not self.missing else np.where(codes[:, -1] > 0.5, np.nan, found)
+
+    def _said(self, code: np.ndarray) -> str:
+        return NO_VALUE
+
+    def _places(self, codes: np.ndarray) -> np.ndarray | None:
+        return None
 
 
 def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "count as cells without a value") -> None:
@@ -176,11 +172,6 @@ class NumberColumn(_Scaled):
     fill: float = 0.0
     unit: str = ""
     codes, read_as = 1, "number"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not math.isfinite(self.fill):
-            raise InputError(f"column '{short(self.name)}' is filled with {self.fill}; it must be a finite number.")
 
     @classmethod
     def learn(cls, cells: Cells, path: str) -> Self:
@@ -238,13 +229,6 @@ class DateColumn(_Scaled):
     times: bool = False
     read_as, _what = "date", "a date as the training data has them"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.formats) > 2 or any(len(form) > 60 for form in self.formats):
-            raise InputError(
-                f"column '{short(self.name)}' has {len(self.formats)} formats of dates; at most 2 are read."
-            )
-
     @classmethod
     def learn(cls, cells: Cells, path: str) -> Self:
         """Return the column of some training cells."""
@@ -272,15 +256,14 @@ class DateColumn(_Scaled):
     def _values(self, cells: Cells, path: str) -> np.ndarray:
         """Return days; InputError where day and month stand the other way round than in training."""
         values, other = cells.days(self.formats), tuple(map(turned, self.formats))
-        if other != self.formats and not cells.is_date:
-            there = np.isfinite(cells.days(other))
-            shown = there & np.isnan(values)
-            if shown.any() and there.sum() >= np.isfinite(values).sum():
-                raise InputError(
-                    f"{path}: column '{short(self.name)}' holds {short(cells.first(shown))!r}, but training wrote its dates as "
-                    f"{' and '.join(self.formats)}, so every date would be read as another one; write dates as in training, or fit again on "
-                    "dates such as 2024-03-25."
-                )
+        there = np.isfinite(cells.days(other)) if other != self.formats and not cells.is_date else np.isfinite(values)
+        shown = there & np.isnan(values)
+        if shown.any() and there.sum() >= np.isfinite(values).sum():
+            raise InputError(
+                f"{path}: column '{short(self.name)}' holds {short(cells.first(shown))!r}, but training wrote its dates as "
+                f"{' and '.join(self.formats)}, so every date would be read as another one; write dates as in training, or fit again on "
+                "dates such as 2024-03-25."
+            )
         return values
 
     def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -299,25 +282,42 @@ class DateColumn(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class _Worded(Column):
-    """A column of some words. Words that differ in capitals and spaces alone are one, spelled as most cells have it."""
+    """A column of some words. Words that differ in capitals and spaces alone are one, spelled as most cells have it.
+
+    Attributes:
+        other: whether training had more values; they, and all that come later, share one number. Without it a value
+            that training did not have is coded as none of them.
+    """
 
     values: tuple[str, ...]
+    other: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_names(self.values, f"column '{short(self.name)}'")
 
-    def _known(
-        self, cells: Cells, path: str, ranks: Any = None, *, silent: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the place of each cell among the values, -1 for none, and which are none; name words that training did not have."""
-        ranks = np.where(cells.absent, -1, ranks_of(cells, self.values) if ranks is None else ranks)
+    @property
+    @abstractmethod
+    def _rows(self) -> np.ndarray:
+        """The numbers of each value (value, codes), and in a last row those of a cell that has none of them."""
+
+    def _ranks(self, cells: Cells) -> np.ndarray:
+        return ranks_of(cells, self.values)
+
+    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of each cell's value; name words that training did not have, unless others share a number."""
+        ranks = np.where(cells.absent, -1, self._ranks(cells))
         odd = (ranks < 0) & ~cells.absent
-        if not silent and odd.any():
+        if self.other:
+            ranks = np.where(odd, len(self.values), ranks)
+        elif odd.any():
             known = ", ".join(short(v, 20) for v in self.values[:6]) + ", ..." * (len(self.values) > 6)
             what = f"was not in the training data (known: {known})"
             _say_odd(cells, odd, what, path, "are coded as none of them")
-        return ranks, odd
+        return self._rows[ranks], cells.absent
+
+    def _said(self, code: np.ndarray) -> str:
+        near = int(np.abs(self._rows - code[: self.codes]).sum(1).argmin())
+        return (*self.values, *["(others)"] * self.other, UNKNOWN)[near]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,26 +331,19 @@ class FlagColumn(_Worded):
         """Its words."""
         return f"{self.values[1]} or {self.values[0]}" + "; cells without a value are marked" * self.missing
 
-    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return 1 for yes and -1 for no, in whatever words."""
-        says = _SAYS | {"0": 0, "1": 1}
-        ranks, _ = self._known(cells, path, cells.spread([says.get(word, -1) for word in folded(cells.words)], -1))
-        return np.where(ranks < 0, 0.0, 2.0 * ranks - 1)[:, None], cells.absent
+    @property
+    def _rows(self) -> np.ndarray:
+        return np.array([[-1.0], [1.0], [0.0]])
 
-    def _said(self, code: np.ndarray) -> str:
-        return self.values[int(code[0] > 0)] if abs(code[0]) > 0.5 else UNKNOWN
+    def _ranks(self, cells: Cells) -> np.ndarray:
+        says = _SAYS | {"0": 0, "1": 1}  # in whatever words
+        return cells.spread([says.get(word, -1) for word in folded(cells.words)], -1).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryColumn(_Worded):
-    """A column of words: one-hot over the values that are frequent in training, and one for all the others.
+    """A column of words: one-hot over the values that are frequent in training, and one for all the others."""
 
-    Attributes:
-        other: whether training had more values; they, and all that come later, share one number. Without it a value
-            that training did not have is coded as none of them.
-    """
-
-    other: bool = False
     read_as = "category"
 
     @classmethod
@@ -374,15 +367,9 @@ class CategoryColumn(_Worded):
         more = "; rare ones count together" * self.other + "; cells without a value are one more" * self.missing
         return f"{len(self.values)} value(s): {shown}{more}"
 
-    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return one-hot rows."""
-        ranks, odd = self._known(cells, path, silent=self.other)
-        ranks = np.where(odd & self.other, self.codes - 1, ranks)
-        return np.eye(self.codes + 1, self.codes, dtype=np.float32)[ranks], cells.absent  # the last row is zero
-
-    def _said(self, code: np.ndarray) -> str:
-        place = int(np.argmax(code[: self.codes]))
-        return UNKNOWN if code[place] < 0.5 else (*self.values, "(others)")[place]
+    @property
+    def _rows(self) -> np.ndarray:
+        return np.eye(self.codes + 1, self.codes, dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,15 +388,9 @@ class OrderedColumn(_Worded):
         """Its values in order."""
         return " < ".join(short(v, 20) for v in self.values[:8]) + " < ..." * (len(self.values) > 8)
 
-    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps."""
-        ranks, _ = self._known(cells, path)
-        steps = (ranks[:, None] > np.arange(self.codes)).astype(np.float64)
-        return np.where((ranks < 0)[:, None], 0.5, steps), cells.absent
-
-    def _said(self, code: np.ndarray) -> str:
-        place = self._places(code[None])[0]
-        return UNKNOWN if np.isnan(place) else self.values[round(float(place))]
+    @property
+    def _rows(self) -> np.ndarray:
+        return np.vstack([np.tri(len(self.values), self.codes, -1), np.full(self.codes, 0.5)])
 
     def _places(self, codes: np.ndarray) -> np.ndarray:
         steps = codes[:, : self.codes]
@@ -466,29 +447,26 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = Fal
     if cells.is_nested:
         warn(f"{path}: column '{short(name)}' has cells that hold lists, tuples or other structures, and is left out.")
         return LeftOutColumn(name=name, reason="its cells hold lists or structures")
-    if order:
-        odd = sorted({*folded(cells.held)} - {*folded(order)})
-        if odd or len(order) < 2:
-            raise InputError(
-                f"{path}: column '{short(name)}' holds {short(odd[0]) if odd else 'values'!r}, which the given order "
-                f"({' < '.join(order)}) does not name; give every value from first to last."
-            )
+    odd = sorted({*folded(cells.held)} - {*folded(order)}) if order else []
+    if odd or len(order) == 1:
+        raise InputError(
+            f"{path}: column '{short(name)}' holds {short(odd[0]) if odd else 'values'!r}, which the given order "
+            f"({' < '.join(order)}) does not name; give every value from first to last."
+        )
+    held, constant = cells.different, cells.different == 1 and not gaps
+    unique, typed = rows >= _MANY and held >= 0.99 * rows, typed and (cells.is_number or cells.is_category)
+    if cells.is_category and cells.series.cat.ordered and not order and (typed or not constant):
+        order = tuple(map(str, cells.series.cat.categories))
+    if len(order) > 1:
         return OrderedColumn(name=name, values=order, missing=gaps)
-    steps = tuple(map(str, cells.series.cat.categories)) if cells.is_category and cells.series.cat.ordered else ()
-    if typed and cells.is_number:
-        return NumberColumn.learn(cells, path)
-    if typed and cells.is_category:
-        return OrderedColumn(name=name, values=steps, missing=gaps) if len(steps) > 1 else CategoryColumn.learn(cells)
-    held = cells.different
-    if held == 1 and not gaps:
+    if constant and not typed:
         return LeftOutColumn(name=name, reason=f"every cell is {short(str(cells.held[0]), 20)!r}")
-    unique = rows >= _MANY and held >= 0.99 * rows
     if cells.is_number:
-        return _number_or_id(cells, unique, path)
+        return _number_or_id(cells, unique and not typed, path)
     if cells.is_date:
         return DateColumn.learn(cells, path)
     if cells.is_category:
-        return OrderedColumn(name=name, values=steps, missing=gaps) if steps else _words(cells, rows, unique)
+        return CategoryColumn.learn(cells) if typed else _words(cells, rows, unique)
     own = {*folded(cells.held)} if held <= _MANY else set()
     if cells.is_flag or {_SAYS.get(word) for word in own} == {0, 1}:
         yes, no = next((pair for pair in _FLAGS if own & {*pair}), ("true", "false"))
@@ -498,18 +476,24 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = Fal
     dates = np.isfinite(cells.days(cells.formats)) if cells.formats else np.zeros(len(cells), bool)
     if dates.sum() >= MOSTLY * rows:
         return DateColumn.learn(cells, path)
+    return _read_as_words(cells, dates, rows, unique, path)
+
+
+def _read_as_words(cells: Cells, dates: np.ndarray, rows: int, unique: bool, path: str) -> Column:
+    """Return what a column of text is; name its first odd cell if half of it are numbers or dates, perhaps as only people read them."""
     found, numbers = _words(cells, rows, unique), np.isfinite(cells.own_numbers)
     some = numbers if numbers.sum() >= dates.sum() else dates
     figures = cells.spread([bool(_FIGURES.fullmatch(word)) for word in cells.words], False) & ~cells.absent
-    odd, done = ~some & ~cells.absent, "left out" if not found.codes else "read as words"
-    if held > _MANY and odd.any() and (some | figures).sum() >= 0.5 * rows and not is_id(name):
-        warn(
-            f"{path}: column '{short(name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}, which is neither a number nor a date as choral "
-            f"reads them, so it is {done}; clean the column (skrub.Cleaner helps, see docs/howto/tables.md), or leave odd cells empty."
-        )
-        if not found.codes:
-            return LeftOutColumn(name=name, reason="its cells are neither numbers nor dates as choral reads them")
-    return found
+    odd = ~some & ~cells.absent
+    if cells.different <= _MANY or not odd.any() or (some | figures).sum() < 0.5 * rows or is_id(cells.name):
+        return found
+    done = "read as words" if found.codes else "left out"
+    warn(
+        f"{path}: column '{short(cells.name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}, which is neither a number nor a date as choral "
+        f"reads them, so it is {done}; clean the column (skrub.Cleaner helps, see docs/howto/tables.md), or leave odd cells empty."
+    )
+    reason = "its cells are neither numbers nor dates as choral reads them"
+    return found if found.codes else LeftOutColumn(name=cells.name, reason=reason)
 
 
 def _words(cells: Cells, rows: int, unique: bool) -> Column:

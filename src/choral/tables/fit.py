@@ -19,7 +19,7 @@ from choral.base.errors import InputError
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
 from choral.comparison.compare import recipes_for
 from choral.data.problems import Problem, balanced
-from choral.data.sources import Source, source_of
+from choral.data.sources import source_of
 from choral.engine.compute import Compute, OnExisting, is_far
 from choral.engine.validation import Limit, set_apart
 from choral.ensemble.ensemble import Ensemble
@@ -103,12 +103,11 @@ def fit_table(
         options["compute"] = replace(compute, time_limit=Limit.of(compute.time_limit, perf_counter()))
     asked: dict[str, Any] = {"likelihood": options.pop("likelihood", None), "weights": sample_weight}
     problem = load_problem(data, target=target, task=task, holdout=None, columns=columns, **asked)
-    each: dict[str, float] = {}
-    if class_weight is not None:
-        problem, each = balanced(problem, class_weight)
+    problem, each = (problem, {}) if class_weight is None else balanced(problem, class_weight)
     extends = options.get("on_existing") == "extend"
     apart = compute.data_parallel or extends or compute.cluster is not None or is_far(options.get("run_dir"))
-    settings = {} if training is None else {f.name: getattr(training, f.name) for f in fields(training)}
+    given = {f.name: getattr(training or _OPEN, f.name) for f in fields(_OPEN)}
+    settings = {name: value for name, value in given.items() if value != getattr(_OPEN, name)}
     ready = prepared(
         problem,
         method=METHOD if method is None and apart else method,
@@ -119,7 +118,7 @@ def fit_table(
         validation=_validation(validation, problem, sample_weight if isinstance(sample_weight, str) else None, each),
         early_stopping=options.pop("early_stopping", None),
         folds=options.pop("cv", None),
-        **{name: value for name, value in settings.items() if value != getattr(_OPEN, name)},
+        **settings,
     )
     return ready.run(**options)
 
@@ -128,12 +127,9 @@ def _validation(validation: Any, problem: Problem, column: str | None, each: Map
     """Return validation rows as `fit` takes them: a share as it is; of a table inputs, targets and weights by a `column` and by class."""
     if validation is None or (isinstance(validation, int | float) and not isinstance(validation, bool)):
         return validation
-    if problem.table is None or not problem.table.columns:
-        raise InputError("validation is a table, but the data is not; give a part of the rows, such as 0.2.")
-    if not is_frame(validation) and not isinstance(validation, str | Path):
-        raise InputError(
-            f"validation is {type(validation).__name__}; give a part of the rows, such as 0.2, or a data frame with the target."
-        )
+    if problem.table is None or not (is_frame(validation) or isinstance(validation, str | Path)):
+        what = "give a part of the rows, such as 0.2, or a data frame with the target"
+        raise InputError(f"validation is {type(validation).__name__}; {what}.")
     where = "validation" if is_frame(validation) else str(validation)
     frame = as_frame(validation, where) if is_frame(validation) else read_table(Path(validation))
     x, y = problem.table.inputs(frame, path=where), problem.table.targets(frame, path=where)
@@ -165,12 +161,13 @@ class Ready:
         """The method, in a word."""
         return AUTO if self.candidates else self.recipe.name
 
-    def run(self, *, hearing: Bars | None = None, **options: Any) -> Ensemble:
-        """Return the trained ensemble; `hearing` draws the progress, and `options` are those of `choral.fit`."""
+    def run(self, **options: Any) -> Ensemble:
+        """Return the trained ensemble; options are those of `choral.fit`, and callbacks may be `Bars`."""
         if self.candidates:
-            return choose(self, hearing=hearing, **options)
-        if hearing is not None:
-            options["callbacks"] = hearing(self.recipe.name, self.planned.epochs, self.planned.length)
+            return choose(self, **options)
+        heard = options.get("callbacks")
+        if isinstance(heard, Bars):
+            options["callbacks"] = heard(self.recipe.name, self.planned.epochs, self.planned.length)
         compute = options.get("compute") or Compute()
         if compute.time_limit is not None and compute.cluster is None:
             started = getattr(compute.time_limit, "started", perf_counter())
@@ -181,9 +178,9 @@ class Ready:
 
     def arguments(self) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
         """Return the network, data and recipe that `choral.fit` gets, and the options that go with them."""
-        trained, held = (self.problem, self.validation)
+        trained, held = self.problem, self.validation
         if self.shares:
-            trained, held = self.problem.validating(self.validation)
+            trained, held = trained.validating(held)
         known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
         if self.folds is not None:
             known["cv"] = self.problem.folds(self.folds)
@@ -222,14 +219,9 @@ def prepared(
     folds: int | None = None,
     **settings: Any,
 ) -> Ready:
-    """Return what is done with some data: arguments as in `fit_table`, those that are None by the data.
+    """Return what is done with some data: arguments as in `fit_table` (folds are its `cv`), those that are None by the data.
 
-    Args:
-        problem: the data.
-        method, epochs, budget, members, model, validation, folds: as in `fit_table`, where folds are `cv`.
-        patience, restore_best: of early stopping, or
-        early_stopping: all of it.
-        settings: of the optimizer, as in `choral.tables.defaults.training_for`.
+    Patience and restore_best are those of early stopping, and `settings` those of `choral.tables.defaults.training_for`.
     """
     for what, value in (("epochs", epochs), ("budget", budget)):
         if value is not None and not is_whole(value, 1):
@@ -249,14 +241,15 @@ def prepared(
         if members is None and begun(make(name).plan) > 1:  # branches, of which each can hold out a part
             if budget is not None and budget < folds:
                 raise InputError(
-                    f"budget is {budget}, too few for {folds} folds, each of which a member of at least 1 epoch holds out; give at least {folds} "
-                    "epochs or fewer folds (cv)."
+                    f"budget is {budget}, too few for {folds} folds; give more epochs or fewer folds (cv)."
                 )
             members = folds
     default = method in (None, METHOD) and (searched or folds is None)
     looked = {} if members in (None, 1) else {"members": members} | ({"budget": 9 * members} if members > 20 else {})
     asked = None if default else make(name, **looked)
-    watched = not none and not (asked is not None and (asked.structure.widens_input or _samples_weights(asked)))
+    # the many weights behind bins leave a distribution of weights where it began
+    drawn = asked is not None and any(isinstance(p, GaussianKL | SpikeSlabKL) for p in asked.objective.penalties)
+    watched = not (none or drawn or (asked is not None and asked.structure.widens_input))
     least, networks = LEAST_IN_TURN if searched else LEAST_ROWS, 1 if asked is None else begun(asked.plan)
     model = model or defaults.default_model(problem, validated=watched, least=least, networks=networks)
     training = defaults.training_for(problem, model=model if watched else None, **settings)
@@ -292,26 +285,24 @@ def prepared(
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
 
 
-def _samples_weights(recipe: Recipe) -> bool:
-    """Return whether a method learns a distribution of weights, which the many weights behind bins leave where it began."""
-    return any(isinstance(penalty, GaussianKL | SpikeSlabKL) for penalty in recipe.objective.penalties)
-
-
 def _is_searched(problem: Problem, method: str | None, validation: Any, decided: dict[str, Any]) -> bool:
     """Return whether candidates are tried: if there are rows enough to choose by, and nothing is said that the choice decides."""
     said = [name for name, value in decided.items() if value is not None]
     if method == AUTO and said:
-        raise InputError(
-            f"method is 'auto' and {' and '.join(said)} given, but 'auto' chooses these by itself; leave them out, or name a method such as {METHOD}."
-        )
+        what = "but 'auto' chooses these by itself; leave them out, or name a method such as"
+        raise InputError(f"method is 'auto' and {' and '.join(said)} given, {what} {METHOD}.")
     free = can_choose(problem, validation)
     if method == AUTO and not free:
         least, rows = _least(problem, validation), len(problem.x_train)
-        why = f"there are {rows}" if rows < least else "the data is no table"
-        why = "validation is 0" if is_table(problem, least) else why
-        raise InputError(
-            f"method is 'auto', which chooses by held-out rows of a table of {least} training rows or more, but {why}; name a method such as {METHOD}."
+        why = (
+            "validation is 0"
+            if is_table(problem, least)
+            else f"there are {rows}"
+            if rows < least
+            else "the data is no table"
         )
+        what = f"held-out rows of a table of {least} training rows or more"
+        raise InputError(f"method is 'auto', which chooses by {what}, but {why}; name a method such as {METHOD}.")
     return free and method in (None, AUTO) and not said
 
 
@@ -354,10 +345,8 @@ def check_members(method: str, members: int | None, called: str = "--members") -
 def check_one_process(several: bool) -> None:
     """Raise InputError where a search would be shared by several processes."""
     if several:
-        raise InputError(
-            "method auto chooses within one process, in a folder of this machine; name a method, such as deep_ensemble, for several processes, "
-            "leaves or a URL."
-        )
+        what = "name a method, such as deep_ensemble, for several processes, leaves or a URL"
+        raise InputError(f"method auto chooses within one process, in a folder of this machine; {what}.")
 
 
 def short_list(
@@ -397,17 +386,16 @@ def choose(
     run_dir: Any = None,
     on_existing: OnExisting = "resume",
     seed: int = 0,
-    hearing: Bars | None = None,
     progress: bool | None = None,
     callbacks: Any = None,
     compute: Compute | None = None,
     **options: Any,
 ) -> Ensemble:
-    """Return the best ensemble that the candidates give for a table; arguments as in `choral.fit`, and `hearing` draws the progress.
+    """Return the best ensemble that the candidates give for a table; arguments as in `Ready.run`.
 
     The run folder and the time limit are of the whole search, and the cluster is connected once.
     """
-    compute, problem = compute or Compute(), ready.problem
+    compute = compute or Compute()
     cluster, time_limit = compute.cluster, compute.time_limit
     check_one_process(compute.data_parallel or is_far(run_dir))
     if on_existing == "extend":
@@ -416,22 +404,26 @@ def choose(
         from choral.cluster.run import check_cluster
 
         check_cluster(cluster, run_dir, time_limit=time_limit)
-    source, judge, known = _held_out(ready, seed)
-    known |= {"early_stopping": ready.early_stopping, "likelihood": problem.likelihood, "table": problem.table}
+    (_, points, _), known = ready.arguments()
+    source, judge = source_of(points), Judge()
+    if ready.folds is None:
+        source, known["validation"] = set_apart(source, known["validation"], seed)
+        judge = Judge(known["validation"])
 
     def trained(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
-        build, limit = candidate.build or ready.build, limits.pop("time_limit")
-        heard = [line.of(candidate.name, candidate.members, recipe.epochs), one_of(callbacks)]
-        own = replace(compute, time_limit=limit)
+        build, own = candidate.build or ready.build, replace(compute, time_limit=limits.pop("time_limit"))
         if compute.executor == "auto":  # decided by size, not by a clock: the same command is to give the same members
             few = sum(p.numel() for p in build().parameters()) < defaults.STACKED
             own = replace(own, executor="vectorized" if few else "sequential")
-        told: dict[str, Any] = {"callbacks": [one for one in heard if one is not None], "progress": False}
+        heard = [line.of(candidate.name, candidate.members, recipe.epochs), *others]
         own_seed = rng.key(seed, "round", candidate.round) if candidate.round else seed
-        return train(build, source, recipe, seed=own_seed, compute=own, **known, **limits, **options, **told)
+        told: dict[str, Any] = {"callbacks": heard, "progress": False, "seed": own_seed, "compute": own}
+        return train(build, source, recipe, **known, **limits, **options, **told)
 
     drawn = somebody_watches() if progress is None else progress
-    shown = bars(drawn=drawn, say=write_line) if hearing is None else contextlib.nullcontext(hearing)
+    is_bars = isinstance(callbacks, Bars)
+    others = [one for one in [None if is_bars else one_of(callbacks)] if one is not None]
+    shown = contextlib.nullcontext(callbacks) if is_bars else bars(drawn=drawn, say=write_line)
     with contextlib.nullcontext() if cluster is None else cluster.connected(), shown as bar, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*budget is below what the method needs")  # members stop early
         line = bar.search(len(ready.candidates), time_limit)
@@ -440,15 +432,3 @@ def choose(
         found = search(ready.candidates, trained, judge, **folder, seed=seed, tell=line.tell)
         line.end()
         return found
-
-
-def _held_out(ready: Ready, seed: int) -> tuple[Source, Judge, dict[str, Any]]:
-    """Return the rows to train on, what candidates are judged by, and what `fit` is told about rows held out."""
-    trained, held = ready.problem, ready.validation
-    if ready.folds is not None:
-        return source_of(trained.points), Judge(), {"cv": trained.folds(ready.folds)}
-    if isinstance(held, int | float):
-        trained, held = trained.validating(held)
-    source, watching = set_apart(source_of(trained.points), held, seed)
-    assert watching is not None
-    return source, Judge(watching), {"validation": watching}

@@ -65,14 +65,13 @@ def _groups_and_times(frame: Any, said: Columns, where: str) -> tuple[np.ndarray
     """Return the group of each row as text, and its place in time as a number; None for what was not asked for."""
     if said.group is not None and said.time is not None:
         raise InputError("--group and --time both decide which rows are held out; give one of them.")
-    if said.group is not None:
-        check_column(frame, said.group, where)
-        cells = Cells(frame[said.group])
-        return cells.spread(cells.words, "").astype(str), None
-    if said.time is None:
+    name = said.group or said.time
+    if name is None:
         return None, None
-    check_column(frame, said.time, where)
-    cells = Cells(frame[said.time])
+    check_column(frame, name, where)
+    cells = Cells(frame[name])
+    if said.group is not None:
+        return cells.spread(cells.words, "").astype(str), None
     when = cells.own_numbers if cells.is_numeric else cells.days(cells.formats)
     bad = np.isnan(when)
     if bad.any():
@@ -174,17 +173,13 @@ def load_problem(
 
 def _path(data: Any) -> Path:
     """Return where data is, or would be if it is not built in; InputError unless there is such a file."""
-    if not isinstance(data, str | Path):
-        raise InputError(
-            f"data is {type(data).__name__}; give a pandas data frame, the path of a file, or one of {', '.join(BUILT_IN)}."
-        )
-    path = Path(data)
-    if data in BUILT_IN:
+    path = Path(data) if isinstance(data, str | Path) else Path(type(data).__name__)
+    if str(path) in BUILT_IN:
         return path
     if not ending(path) and path.suffix.lower() != ".npz":
         raise InputError(
-            f"data is '{data}'; give one of {', '.join(BUILT_IN)}, or a file ending in .npz, {', '.join(ENDINGS)}."
-            + did_you_mean(str(data), BUILT_IN)
+            f"data is '{path}'; give a pandas data frame, one of {', '.join(BUILT_IN)}, or a file ending in .npz, {', '.join(ENDINGS)}."
+            + did_you_mean(str(path), BUILT_IN)
         )
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path of the data.")

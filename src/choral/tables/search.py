@@ -3,25 +3,25 @@
 The first candidate is what is done without a search. If it did not take long, the others are trained for at most 1.5 times its
 epochs, and all of them again from other seeds where a time limit leaves time. Everything trained goes into a pool, from which bagged
 greedy selection by held-out rows chooses. A log score by few rows can prefer members that are too confident, so the result is never
-worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). All of it is decided by the seed, unless there is a time
-limit. Constants: `choral.tables.defaults`.
+worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). All of it is decided by the
+seed, unless there is a time limit. Constants: `choral.tables.defaults`.
 """
 
 import contextlib
 import math
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from choral import models
 from choral.base import rng
-from choral.base.errors import ChoralError, DivergedError, InputError, RunError
+from choral.base.errors import DivergedError, InputError, RunError
 from choral.base.types import Build
 from choral.calibration import StackingWeights, bagged_selection
 from choral.data.sources import Source
@@ -108,30 +108,26 @@ class Judge:
         if self.found is not None:
             complete(made, replace(self.found, outputs=outputs, networks=len(outputs), shares=tuple(shares)))
 
-    def score(self, prediction: Predictive) -> float:
-        """Return the log score of the rows, by weight; NaN counts as worst."""
-        return self._mean(prediction, prediction.score)
+    def scores(self, prediction: Predictive) -> tuple[float, float, str]:
+        """Return the log score of the rows, the point score (squared error, or accuracy below 0), both by weight, and the two in words.
 
-    def point(self, prediction: Predictive) -> float:
-        """Return the point score, squared error or accuracy, such that smaller is better; the log score if there is none."""
-        known = prediction.row_scores(prediction.targets(self.y))
-        if "mse" in known:
-            return self._mean(prediction, "mse")
-        return -self._mean(prediction, "accuracy") if "accuracy" in known else self.score(prediction)
-
-    def said(self, prediction: Predictive) -> str:
-        """Return the scores of the rows, in words."""
-        known, point = prediction.row_scores(prediction.targets(self.y)), self.point(prediction)
-        more = f", rmse {point**0.5:.4g}" if "mse" in known else f", accuracy {-point:.4f}" * ("accuracy" in known)
-        which = "validation" if self.apart else "out-of-fold"
-        return f"{which} {prediction.score} {self.score(prediction):.4f}{more}"
-
-    def _mean(self, prediction: Predictive, name: str) -> float:
+        Smaller is better, and NaN counts as worst; without a point score it is the log score.
+        """
         targets = prediction.targets(self.y)
-        rows = prediction.row_scores(targets)[name]
+        rows = prediction.row_scores(targets)
         shares = None if self.weights is None else prediction.row_weights(targets, self.weights)
-        value = float(rows.mean() if shares is None else (rows * shares).sum() / shares.sum())
-        return math.inf if math.isnan(value) else value
+
+        def mean(name: str) -> float:
+            value = float(rows[name].mean() if shares is None else (rows[name] * shares).sum() / shares.sum())
+            return math.inf if math.isnan(value) else value
+
+        log, said = mean(prediction.score), "validation" if self.apart else "out-of-fold"
+        said = f"{said} {prediction.score} {mean(prediction.score):.4f}"
+        if "mse" in rows:
+            return log, mean("mse"), f"{said}, rmse {mean('mse') ** 0.5:.4g}"
+        if "accuracy" in rows:
+            return log, -mean("accuracy"), f"{said}, accuracy {mean('accuracy'):.4f}"
+        return log, log, said
 
 
 def joined(
@@ -185,39 +181,33 @@ class Pool:
     def best(self, reasons: Sequence[str], tried: Sequence[str], seed: int) -> Ensemble:
         """Return the ensemble that the judge prefers; `reasons` say what happened until now, in words, and `tried` names all candidates."""
         each = [self.judge.outputs(e) for e in self.ensembles]
-        outputs, sizes = torch.cat(each), [len(one) for one in each]
+        outputs = torch.cat(each)
         prediction = self.ensembles[0]._uncorrected(outputs, networks=len(outputs))
-        if self.judge.apart:
-            units = [[row] for row in range(len(outputs))]
-        else:  # the rows of a candidate count together
-            begins = [sum(sizes[:i]) for i in range(len(sizes))]
-            units = [list(range(begin, begin + size)) for begin, size in zip(begins, sizes)]
+        apart, numbers = self.judge.apart, np.arange(len(each))  # else the rows of a candidate count together
+        units = np.arange(len(outputs)) if apart else np.repeat(numbers, [len(one) for one in each])
         shares = self._chosen(prediction, units, seed)
         rows = _spread(units, shares)
-        weights = rows
-        if not self.judge.apart:
-            weights = tuple(s / e.members for e, s in zip(self.ensembles, shares) for _ in range(e.members))
-        best = prediction.weighed(rows)
-        told = f"{self._told(weights)}; {self.judge.said(best)}"
-        about = {"tried": list(tried), "validation": self.judge.score(best), "reasons": [*reasons, told]}
+        weights = rows if apart else _spread(np.repeat(numbers, [e.members for e in self.ensembles]), shares)
+        score, _, said = self.judge.scores(prediction.weighed(rows))
+        told = f"{self._told(weights)}; {said}"
+        about = {"tried": list(tried), "validation": score, "reasons": [*reasons, told]}
         made = joined(self.ensembles, weights, name="auto", info=self._costs(weights) | {"auto": about})
         taken = [i for i, share in enumerate(rows) if share]
         settle_noise(made, (outputs[taken], made.likelihood.read(self.judge.y), self.judge.weights))
         self.judge.finish(made, outputs[taken], [rows[i] for i in taken])
         return made
 
-    def _chosen(self, prediction: Predictive, units: list[list[int]], seed: int) -> tuple[float, ...]:
-        """Return the share of each unit: one candidate's alike, or a selection mixed with as much of the first as is needed."""
+    def _chosen(self, prediction: Predictive, units: np.ndarray, seed: int) -> tuple[float, ...]:
+        """Return the share of each unit, of which every row has the number of its own: one candidate's alike, or a selection mixed with as much of the first as is needed."""
         judge, sizes = self.judge, [e.members if self.judge.apart else 1 for e in self.ensembles]
         alone = [
             tuple((i == number) / size for i, size in enumerate(sizes) for _ in range(size))
             for number in range(len(sizes))
         ]
-        first = prediction.weighed(_spread(units, alone[0]))
-        limit, found, least = judge.point(first), alone[0], judge.score(first)
+        found, (least, limit, _) = alone[0], judge.scores(prediction.weighed(_spread(units, alone[0])))
         values, loss = prediction.blend(prediction.targets(judge.y))
-        together = torch.stack([values[rows].mean(0) for rows in units])
-        bag: dict[str, Any] = {"picks": defaults.PICKS, "share": 1.0 if len(units) <= defaults.FEW_UNITS else 0.5}
+        together = torch.stack([values[np.flatnonzero(units == unit)].mean(0) for unit in range(sum(sizes))])
+        bag: dict[str, Any] = {"picks": defaults.PICKS, "share": 1.0 if sum(sizes) <= defaults.FEW_UNITS else 0.5}
         picked = bagged_selection(together, loss, **bag, weights=judge.weights, seed=seed).weights
         if not judge.apart:
             least_share = min(defaults.LEAST_SHARE, max(picked))
@@ -226,9 +216,8 @@ class Pool:
         mixed = [tuple(s * a + (1 - s) * b for a, b in zip(picked, alone[0])) for s in defaults.MIXTURES]
         alike = tuple(sum(each) / len(alone) for each in zip(*alone))
         for shares in (*alone[1:], alike, *mixed):
-            tried = prediction.weighed(_spread(units, shares))
-            score = judge.score(tried)
-            if score < least - _GAIN * (1 + abs(least)) and judge.point(tried) <= limit:
+            score, point, _ = judge.scores(prediction.weighed(_spread(units, shares)))
+            if score < least - _GAIN * (1 + abs(least)) and point <= limit:
                 found, least = shares, score
         return found
 
@@ -265,10 +254,9 @@ class Pool:
         }
 
 
-def _spread(units: Sequence[Sequence[int]], shares: Sequence[float]) -> tuple[float, ...]:
-    """Return the weight of each row: the shares of the units, spread over their rows."""
-    found = {row: share / len(rows) for rows, share in zip(units, shares) for row in rows}
-    return tuple(found[row] for row in range(len(found)))
+def _spread(units: np.ndarray, shares: Sequence[float]) -> tuple[float, ...]:
+    """Return the weight of each row: the share of its unit, divided by the unit's rows."""
+    return tuple((np.asarray(shares) / np.bincount(units))[units].tolist())
 
 
 @dataclass(frozen=True)
@@ -324,7 +312,7 @@ class _Search:
             found = _Tried(label, None, f"{label}: {error}")
         else:
             lacking = self.judge.lacks(ensemble)
-            said = lacking or f"{ensemble.members} members, {self.judge.said(self.judge.prediction(ensemble))}"
+            said = lacking or f"{ensemble.members} members, {self.judge.scores(self.judge.prediction(ensemble))[2]}"
             seconds = max(time.perf_counter() - begun, ensemble.info["seconds"])
             found = _Tried(label, None if lacking else ensemble, f"{label}: {said}", seconds)
         self.tried.append(found)
@@ -386,15 +374,13 @@ def search(
         raise InputError("there are no candidates to choose from; name at least one method.")
     folder = None if run_dir is None else Path(run_dir)
     if folder is not None and (folder / "plan.json").exists():
-        raise RunError(
-            f"{folder} holds the run of one method, and a search makes a folder for each; give another one, or name that method."
-        )
+        raise RunError(f"{folder} holds the run of one method; give another folder for a search, or name that method.")
     with claimed(folder):
         found = _Search(train, judge, folder, time_limit, overwrite, tell)
-        with _put_aside(folder if overwrite else None):
-            first = found.attempt(candidates[0], candidates[0].epochs)
-        if folder is not None and overwrite:
-            _clear_others(folder, found.begun)
+        first = found.attempt(candidates[0], candidates[0].epochs)
+        for run in folder.iterdir() if folder is not None and overwrite else ():  # of candidates of another search
+            if run not in found.begun and not run.is_symlink() and (run / "plan.json").exists():
+                clear(run)
         others = found.others(first, candidates[1:])
         for number, (candidate, epochs) in enumerate(others):
             if found.left <= 0:
@@ -413,40 +399,13 @@ def search(
     return ensemble
 
 
-@contextlib.contextmanager
-def _put_aside(folder: Path | None) -> Iterator[None]:
-    """Move what a search left in its folder out of the way; back again if the new one is refused."""
-    if folder is None:
-        yield
-        return
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".before-") as place:
-        held = [name for name in (SAVED, CHOICE, FOLDS, *_SCORES) if (folder / name).is_file()]
-        for name in held:
-            (folder / name).rename(Path(place) / name)
-        try:
-            yield
-        except ChoralError:
-            for name in held:
-                (Path(place) / name).rename(folder / name)
-            raise
-
-
-def _clear_others(folder: Path, begun: Collection[Path]) -> None:
-    """Remove the runs of candidates that another search had."""
-    for run in folder.iterdir():
-        if run not in begun and not run.is_symlink() and (run / "plan.json").exists():
-            clear(run)
-
-
 def _keep(ensemble: Ensemble, folder: Path) -> None:
     """Save an ensemble and what a report shows of the choice; remove the scores and the report of another one."""
-    try:
+    known = None
+    with contextlib.suppress(RunError):
         known = (read_json(folder / "evaluation.json") or {}).get("ensemble")
-    except RunError:
-        known = None
-    if known != ensemble._digest:
-        for name in _SCORES:
-            (folder / name).unlink(missing_ok=True)
+    for name in (CHOICE, FOLDS, *(_SCORES if known != ensemble._digest else ())):
+        (folder / name).unlink(missing_ok=True)
     ensemble.save(folder / SAVED)
     info, counted = ensemble.info, ensemble.info["counted"]
     *tried, outcome = info["auto"]["reasons"]

@@ -50,10 +50,8 @@ class Table(Value):
     origin: str = ""
 
     def __post_init__(self) -> None:
-        if self.classes:
+        if self.task == "classification":
             check_names(self.classes, "the target")
-        elif self.task == "classification":
-            raise InputError("a table of a classification has no classes; name at least one.")
         names = [c.name for c in self.columns]
         if len(names) > _MOST or len(set(names)) < len(names) or self.width > _WIDEST:
             raise InputError(
@@ -121,28 +119,25 @@ class Table(Value):
     def targets(self, frame: Any, *, path: str = "the table") -> np.ndarray:
         """Return targets of a data frame: class numbers (int64), or real numbers (float64) in their own units."""
         check_column(frame, self.target, path)
-        return self._targets(Cells(frame[self.target]), path)
-
-    def targets_of(self, values: Any) -> np.ndarray:
-        """Return targets as `targets` does, of values as the target column holds them: class names, numbers as text."""
-        import pandas as pd
-
-        return self._targets(Cells(pd.Series(np.asarray(values), name=self.target)), "y")
-
-    def _targets(self, cells: Cells, path: str) -> np.ndarray:
+        cells = Cells(frame[self.target])
         if self.task == "regression":
             return _target_numbers(cells, self.unit, path)
         ranks = ranks_of(cells, self.classes)
         if (ranks < 0).any():
             odd = short(cells.first(ranks < 0))
-            counts = all(map(_WHOLE.fullmatch, (odd, *self.classes)))
+            known = ", ".join(short(c, 20) for c in self.classes[:10]) + ", ..." * (len(self.classes) > 10)
+            advice = " If it is a number, fit again with --task regression, or with --likelihood poisson for counts."
             raise InputError(
                 f"{path}: the target '{self.target}' holds {odd!r} ({cells.lines(ranks < 0)}), a class the training data did not have; it "
-                f"had {', '.join(short(c, 20) for c in self.classes[:10])}{', ...' * (len(self.classes) > 10)}."
-                + " If it is a number, fit again with --task regression, or with --likelihood poisson for counts."
-                * counts
+                f"had {known}.{advice if all(map(_WHOLE.fullmatch, (odd, *self.classes))) else ''}"
             )
         return ranks
+
+    def targets_of(self, values: Any) -> np.ndarray:
+        """Return targets as `targets` does, of values as the target column holds them: class names, numbers as text."""
+        import pandas as pd
+
+        return self.targets(pd.DataFrame({self.target: np.asarray(values)}), path="y")
 
 
 def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
@@ -238,7 +233,10 @@ def learn_table(
         classes = _classes_of(targets, path)
         classes = _in_order(classes, order, target, path) if order or ordered else classes
     else:
-        _check_numbers(targets, rows, path)
+        values = _target_numbers(targets, unit, path)[slice(None) if rows is None else rows]
+        if len(values) > 1 and not np.ptp(values):
+            said = f"has the same value, {values[0]:g}, in every training row; there is nothing to learn"
+            raise InputError(f"{path}: the target '{target}' {said}.")
     return Table(columns=columns, target=target, task=decided, reason=reason, classes=classes, unit=unit)
 
 
@@ -273,47 +271,25 @@ def _target_numbers(cells: Cells, unit: str, path: str) -> np.ndarray:
     return values
 
 
-def _check_numbers(cells: Cells, rows: np.ndarray | None, path: str) -> None:
-    """Raise InputError for a target of a regression that holds text, or one value alone."""
-    if np.isnan(cells.own_numbers).mean() > 0.5:
-        raise InputError(
-            f"{path}: the target '{cells.name}' holds text or dates, such as {short(str(cells.held[0]))!r}, so it cannot be a regression; give "
-            "numbers (of dates, the days since a first one), or use classification."
-        )
-    values = _target_numbers(cells, cells.commonest_unit, path)
-    held = values if rows is None else values[rows]
-    if len(held) > 1 and (held == held[0]).all():
-        raise InputError(
-            f"{path}: the target '{cells.name}' has the same value, {held[0]:g}, in every training row; there is nothing to learn."
-        )
-
-
 def _classes_of(cells: Cells, path: str) -> tuple[str, ...]:
     """Return the classes of a target; InputError for a single one, and for too many. Spellings of one word are one class."""
-    words = list(dict.fromkeys(cells.words[cells.counts > 0]))
+    words, where = list(dict.fromkeys(cells.words[cells.counts > 0])), f"{path}: the target '{cells.name}'"
     found, counts = spelled(cells, cells.counts > 0)
     if len(found) < 2:
-        raise InputError(
-            f"{path}: the target '{cells.name}' has a single value, {short(str(words[0]))}; there is nothing to learn."
-        )
+        raise InputError(f"{where} has a single value, {short(str(words[0]))}; there is nothing to learn.")
     numeric = cells.is_number or cells.is_numeric
     if (numeric and len(found) > _CLASSES) or (len(found) > 10 and len(found) > counts.sum() / 2):
         advice = "use --task regression" if numeric else "name a target whose values repeat"
-        raise InputError(
-            f"{path}: the target '{cells.name}' has {len(found):,} different values in {counts.sum():,} rows, too many to be classes; {advice}."
-        )
+        count = f"{len(found):,} different values in {counts.sum():,} rows"
+        raise InputError(f"{where} has {count}, too many to be classes; {advice}.")
     if len(found) < len(words):
-        own, fold = {*found}, folded(words)
-        one = next(w for w in words if w not in own)
-        other = next(w for w, f in zip(words, fold) if w in own and f == folded([one])[0])
-        warn(
-            f"{path}: the target '{cells.name}' holds {short(one)!r} and {short(other)!r}, which are taken as one class."
-        )
+        one = next(w for w in words if w not in {*found})
+        other = next(w for w in found if folded([w]) == folded([one]))
+        warn(f"{where} holds {short(one)!r} and {short(other)!r}, which are taken as one class.")
     if cells.is_number:
         found = folded(found)  # 1.0 is 1
-    if numeric and all(map(_WHOLE.fullmatch, found)):
-        return tuple(sorted(map(str, found), key=int))
-    return tuple(map(str, found))
+    whole = numeric and all(map(_WHOLE.fullmatch, found))
+    return tuple(sorted(map(str, found), key=int) if whole else map(str, found))
 
 
 def _in_order(classes: tuple[str, ...], order: tuple[str, ...], target: str, path: str) -> tuple[str, ...]:
@@ -326,8 +302,9 @@ def _in_order(classes: tuple[str, ...], order: tuple[str, ...], target: str, pat
     if odd:
         shown = "<".join(short(c, 20) for c in classes[:10])
         what = f"the given order ({' < '.join(order)}) does not tell" if order else "nothing tells"
+        where = f": where is {short(odd[0])!r}" if order else ""
         raise InputError(
-            f"{path}: {what} the order of the classes of the target '{target}'{f': where is {short(odd[0])!r}' if order else ''}; "
-            f"write every class from first to last, as in --order '{target}={shown}', in their right order."
+            f"{path}: {what} the order of the classes of the target '{target}'{where}; write every class from first to last, as in "
+            f"--order '{target}={shown}', in their right order."
         )
     return tuple(sorted(classes, key=places.__getitem__))

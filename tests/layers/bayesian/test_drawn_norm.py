@@ -120,5 +120,5 @@ def test_some_points_drawn_at_random_are_enough_and_none_are_refused():
     a, b = (next(m for m in e._network().modules() if isinstance(m, DrawnStatistics)) for e in (some, whole))
     assert not torch.allclose(a.mean, b.mean)
     assert (a.mean - b.mean).abs().max() < 1.5 * b.var.sqrt().max()
-    with pytest.raises(InputError, match="points=1"):
+    with pytest.raises(InputError, match="points is 1"):
         RecalibrateDraws(points=1)

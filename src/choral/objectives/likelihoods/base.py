@@ -13,20 +13,30 @@ broadcast. See `objectives.penalties` for what is summed and what is averaged. A
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.portrait import Function
-from choral.base.values import Value
+from choral.objectives.limits import Limited
 from choral.predictions import Outputs, Predictive
 
 
 def columns(values: Tensor) -> Tensor:
     """Return (member, batch) as (member, batch, 1); other shapes stay."""
     return values.unsqueeze(-1) if values.dim() == 2 else values
+
+
+def real(targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return targets as real numbers; whole ones of a type."""
+    return targets if targets.is_floating_point() else targets.to(dtype)
+
+
+def summed(each: Tensor) -> Tensor:
+    """Return what all targets of a point cost together: (member, batch, target, ...) -> (member, batch, ...)."""
+    return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
 
 
 def aligned(targets: Tensor, means: Tensor) -> Tensor:
@@ -50,14 +60,7 @@ def aligned(targets: Tensor, means: Tensor) -> Tensor:
 
 
 def check_real(targets: Tensor, outputs: tuple[int, ...], *, each: int, what: str) -> None:
-    """Raise InputError unless so many outputs for each target fit the shapes of both.
-
-    Args:
-        targets: (point, ...).
-        outputs: shape of the outputs for one point; the first axis holds them.
-        each: outputs for one target.
-        what: what the outputs of a target are, in words.
-    """
+    """Raise InputError unless targets (point, ...) fit one point's outputs, `each` of them for a target."""
     shape = tuple(targets.shape[1:]) or (1,)
     given = outputs or (1,)
     if len(shape) < len(given):
@@ -70,14 +73,6 @@ def check_real(targets: Tensor, outputs: tuple[int, ...], *, each: int, what: st
         )
     if targets.is_floating_point() and not torch.isfinite(targets).all():
         raise InputError("y holds NaN or infinite values; fill or drop these rows first.")
-
-
-def check_varied(targets: Tensor) -> None:
-    """Raise InputError if every target is the same number: there is nothing to learn."""
-    if len(targets) > 1 and bool((targets == targets[:1]).all()):
-        raise InputError(
-            f"every target in y is {float(targets.flatten()[0]):g}, so there is nothing to learn; check which column y is."
-        )
 
 
 @dataclass(frozen=True)
@@ -95,18 +90,39 @@ class About:
     learners: tuple[int, ...] | None = None
 
 
+class Known(NamedTuple):
+    """What is known of the training data when a likelihood is settled.
+
+    Args:
+        targets: training targets (point, ...), checked.
+        outputs: shape of the network's outputs for one point.
+        standardize: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
+        weights: of the points (point,), equal if None.
+        whole: whether these are all training targets, or only some.
+    """
+
+    targets: Tensor
+    outputs: tuple[int, ...]
+    standardize: bool | None = None
+    weights: Tensor | None = None
+    whole: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
-class Likelihood(Value, ABC):
+class Likelihood(Limited, ABC):
     """What the outputs of a network mean.
 
     Facts of the class: `prediction` is the kind of prediction that `predict` returns; `link` is torch's name of the function that outputs go
-    through to become probabilities, if there is one (outputs that have gone through it already are doubtful); `outputs_each` is the number
-    of outputs for one target, 0 if that says too little.
+    through to become probabilities, if there is one (outputs that have gone through it already are doubtful).
     """
 
     prediction: ClassVar[type[Predictive]]
-    outputs_each: ClassVar[int] = 0
     link: ClassVar[str] = ""
+
+    @property
+    def outputs_each(self) -> int:
+        """Outputs for one target, 0 if that says too little."""
+        return 0
 
     @property
     def noise_std(self) -> float | None:
@@ -163,24 +179,8 @@ class Likelihood(Value, ABC):
         """Return targets as `nll` reads them: in the type and the units of training. Shapes: (..., point, ...)."""
         return targets
 
-    def settled(
-        self,
-        targets: Tensor,
-        outputs: tuple[int, ...],
-        *,
-        standardize: bool | None = None,
-        weights: Tensor | None = None,
-        whole: bool = True,
-    ) -> Self:
-        """Return the likelihood with what it takes from the training data: a scale, an axis.
-
-        Args:
-            targets: training targets (point, ...), checked.
-            outputs: shape of the network's outputs for one point.
-            standardize: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
-            weights: of the points (point,), equal if None.
-            whole: whether these are all training targets, or only some.
-        """
+    def settled(self, known: Known) -> Self:
+        """Return the likelihood with what it takes from the training data: a scale, an axis."""
         return self
 
     def with_functions_of(self, given: Self) -> Self:
@@ -193,12 +193,9 @@ class Likelihood(Value, ABC):
         return False
 
     def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
-        """Return it with what is estimated on the outputs of a trained ensemble (member, batch, ...).
+        """Return it with what is estimated on rows of training or, better, of validation.
 
-        Args:
-            outputs: of all members for some rows, of training or, better, of validation.
-            targets: of these rows (batch, ...), as `read` gives them.
-            weights: of these rows (batch,), equal if None.
+        Shapes: outputs (member, batch, ...), targets (batch, ...) as `read` gives them, weights (batch,).
         """
         return self
 
@@ -302,20 +299,17 @@ class Loss(Likelihood):
                 f"the loss {self.function.name} cannot take outputs of shape {(len(few), *outputs)} and targets of shape "
                 f"{tuple(few.shape)} ({few.dtype}): {str(error).splitlines()[0]}"
             ) from error
-        if not isinstance(found, Tensor) or (
-            found.dim() and tuple(found.shape) not in ((len(few),), (len(few), *outputs))
-        ):
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape not in ((), (len(few),), (len(few), *outputs)):
             raise InputError(
                 f"the loss {self.function.name} returned {shape} for a batch of {len(few)}; return one number, or one for each "
                 "point of the batch."
             )
 
-    def settled(
-        self, targets: Tensor, outputs: tuple[int, ...], *, weights: Tensor | None = None, **known: Any
-    ) -> Self:
+    def settled(self, known: Known) -> Self:
         """Return itself; refuse weights of points for a function that gives one mean for all of them."""
-        if weights is not None and not self.function(torch.zeros(1, *outputs), targets[:1].clone()).dim():
+        few = torch.zeros(1, *known.outputs), known.targets[:1].clone()
+        if known.weights is not None and not self.function(*few).dim():
             raise InputError(
                 f"the loss {self.function.name} returns one number for a batch, so weights of points cannot be honored; return the "
                 "loss of each point, for example with reduction='none'."

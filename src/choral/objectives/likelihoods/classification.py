@@ -1,22 +1,40 @@
 """Classes: one of several, several at once, or ordered ones."""
 
-import math
+from abc import ABC
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from choral.base import devices
 from choral.base.errors import InputError
-from choral.objectives.likelihoods.base import About, Likelihood, aligned, check_real, columns
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
+from choral.objectives.limits import BELOW_ONE, NOT_NEGATIVE, Limit, Limits
 from choral.predictions import Classification, MultiLabel, Predictive
 
 _MOST_CLASSES = 10_000  # of which those without a training point are kept
 
 
 @dataclass(frozen=True, kw_only=True)
-class Categorical(Likelihood):
+class ClassLikelihood(Likelihood, ABC):
+    """Targets are classes."""
+
+    def doubt(self, targets: Tensor) -> str:
+        """Say that there is one class alone."""
+        labels = self.read(targets)
+        counted = self.counted(labels)
+        held = labels if counted is None else labels[counted]
+        held = held[:, 0] if held.dim() == 2 and held.shape[1] == 1 else held
+        if len(labels) < 2 or not held.numel() or not bool((held == held[:1]).all()):
+            return ""
+        one = f"the label of every training point is {int(held[0])}" if held.dim() < 2 else "every row of y is the same"
+        return f"{one}, so there is nothing to tell apart and members learn to say that; check which column y is."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical(ClassLikelihood):
     """Class labels; outputs are logits (member, batch, class), or dense ones with the classes on one axis.
 
     Targets are whole numbers, or one row of zeros with a single one (one-hot). Dense targets have the shape of the outputs
@@ -34,6 +52,11 @@ class Categorical(Likelihood):
 
     prediction: ClassVar[type[Predictive]] = Classification
     link: ClassVar[str] = "Softmax"
+    limits: ClassVar[Limits] = {
+        "smoothing": BELOW_ONE,
+        "class_weights": NOT_NEGATIVE,
+        "axis": Limit(lambda axis: axis != 0, "the axis of the classes, 1 for pixels, -1 for tokens; 0 is the batch"),
+    }
 
     axis: int | None = None
     ignore: int | None = None
@@ -41,26 +64,16 @@ class Categorical(Likelihood):
     class_weights: tuple[float, ...] = ()
     unseen: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise InputError(f"smoothing is {self.smoothing}; it is a share of the label: from 0 to below 1.")
-        if not all(0 <= w < math.inf for w in self.class_weights):
-            raise InputError(f"class_weights are {self.class_weights}; give finite numbers of 0 or more, one a class.")
-        if self.axis == 0:
-            raise InputError(
-                "axis is 0, which is the batch; give the axis of the classes, 1 for pixels, -1 for tokens."
-            )
-
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return cross-entropy for each point or position."""
         logits = outputs.flatten(0, 1)
         if logits.dim() > 2:
             logits = logits.movedim(-1 if self.axis is None else self.axis, 1)
-        weight = torch.tensor(self.class_weights, dtype=logits.dtype) if self.class_weights else None
+        weights = self.class_weights
         each = F.cross_entropy(
             logits,
             targets.flatten(0, 1),
-            weight=None if weight is None else weight.to(logits.device),
+            weight=devices.constant(weights, logits.dtype, logits.device) if weights else None,
             reduction="none",
             ignore_index=-100 if self.ignore is None else self.ignore,
             label_smoothing=self.smoothing,
@@ -79,12 +92,7 @@ class Categorical(Likelihood):
 
     def classes(self, outputs: Tensor) -> int | None:
         """Return the length of the axis of classes."""
-        axis = -1 if self.axis is None else self.axis
-        if not 2 - outputs.dim() <= axis <= -1:
-            raise InputError(
-                f"the classes stand on axis {axis} of outputs of shape (batch, ...) = {tuple(outputs.shape[1:])}."
-            )
-        return outputs.shape[axis]
+        return outputs.shape[-1 if self.axis is None else self.axis]
 
     def outputs_for(self, targets: Tensor) -> int:
         """Return one for each class."""
@@ -104,8 +112,12 @@ class Categorical(Likelihood):
         """Refuse labels that are no whole numbers, outside the classes, or of another shape than the outputs."""
         place = self._place(targets, outputs)
         if len(outputs) == 1 and targets.dim() == 2 and targets.shape[1] > 1:
-            _check_one_hot(targets, outputs)
-            return
+            if is_one_hot(targets) and targets.shape[1] == outputs[0]:
+                return
+            raise InputError(
+                f"y has rows of {targets.shape[1]} numbers that are not one-hot over the {outputs[0]} outputs; give class numbers "
+                "(batch,), rows with a single 1, or likelihood='bernoulli' for several labels at once."
+            )
         if targets.is_floating_point() and not is_whole(targets):
             raise InputError(
                 "y holds real numbers but the likelihood is categorical; give integer class labels 0, 1, 2, ..., or a "
@@ -116,10 +128,6 @@ class Categorical(Likelihood):
             raise InputError(
                 f"y holds integer class labels but the network gives {classes} output; give it one output for each class, "
                 "likelihood='bernoulli' for two classes with one output, or make y real numbers for regression."
-            )
-        if self.class_weights and len(self.class_weights) != classes:
-            raise InputError(
-                f"there are {len(self.class_weights)} class_weights for {classes} classes; give one for each."
             )
         labels = targets if self.ignore is None else targets[targets != self.ignore]
         if targets.numel() and not labels.numel():
@@ -138,8 +146,7 @@ class Categorical(Likelihood):
         """Compare accuracy and log score with those of the class frequencies."""
         if targets.dim() != 1 or outputs.dim() != 3:
             return ""
-        known = self.counted(targets.unsqueeze(0))
-        kept = torch.ones_like(targets, dtype=torch.bool) if known is None else known[0]
+        kept = targets != self.ignore if self.ignore is not None else slice(None)
         targets, probs = targets[kept], outputs[:, kept].double().softmax(-1).mean(0)
         shares = torch.bincount(targets, minlength=probs.shape[1]).double() / len(targets)
         score = probs[torch.arange(len(targets)), targets].clamp_min(1e-30).log().mean()
@@ -147,13 +154,13 @@ class Categorical(Likelihood):
         accuracy = (probs.argmax(1) == targets).double().mean()
         return "the most frequent class" if accuracy <= shares.max() and score <= best else ""
 
-    def settled(self, targets: Tensor, outputs: tuple[int, ...], *, whole: bool = True, **known: Any) -> Self:
+    def settled(self, known: Known) -> Self:
         """Return it with the axis of dense classes, counted from the end, and the classes that no point has."""
-        place = self._place(targets, outputs)
+        outputs, place = known.outputs, self._place(known.targets, known.outputs)
         settled = self if len(outputs) < 2 else replace(self, axis=place - len(outputs))
-        if not whole or outputs[place] > _MOST_CLASSES:
+        if not known.whole or outputs[place] > _MOST_CLASSES:
             return settled
-        seen = set(settled.read(targets).unique().tolist())
+        seen = set(settled.read(known.targets).unique().tolist())
         return replace(settled, unseen=tuple(c for c in range(outputs[place]) if c not in seen))
 
     def _place(self, targets: Tensor, outputs: tuple[int, ...]) -> int:
@@ -187,25 +194,11 @@ class Categorical(Likelihood):
         dense = {} if self.axis is None else {"classes": f"on axis {self.axis} of the outputs"}
         return super().understood() | dense | ({} if self.ignore is None else {"ignored label": str(self.ignore)})
 
-    def doubt(self, targets: Tensor) -> str:
-        """Say that there is one class alone."""
-        return _alone(self.read(targets), self.ignore)
-
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return class probabilities."""
         axis = -1 if self.axis is None else self.axis
         kept = {"axis": axis, "ignore": self.ignore, "unseen": self.unseen}
         return Classification(outputs, about.combine, about.names, learners=about.learners, **kept)  # type: ignore[arg-type]  # of the types of the fields
-
-
-def _alone(labels: Tensor, ignore: int | None = None) -> str:
-    """Return a sentence if all labels (point, ...) are the same, else nothing."""
-    held = labels if ignore is None else labels[labels != ignore]
-    held = held[:, 0] if held.dim() == 2 and held.shape[1] == 1 else held
-    if len(labels) < 2 or not held.numel() or not bool((held == held[:1]).all()):
-        return ""
-    what = f"the label of every training point is {int(held[0])}" if held.dim() < 2 else "every row of y is the same"
-    return f"{what}, so there is nothing to tell apart and members learn to say that; check which column y is."
 
 
 def is_whole(targets: Tensor) -> bool:
@@ -223,16 +216,8 @@ def is_one_hot(targets: Tensor) -> bool:
     return targets.dim() == 2 and targets.shape[1] > 1 and is_binary(targets) and bool((targets.sum(1) == 1).all())
 
 
-def _check_one_hot(targets: Tensor, outputs: tuple[int, ...]) -> None:
-    if not is_one_hot(targets) or targets.shape[1] != outputs[0]:
-        raise InputError(
-            f"y has rows of {targets.shape[1]} numbers that are not one-hot over the {outputs[0]} outputs; give class numbers "
-            "(batch,), rows with a single 1, or likelihood='bernoulli' for several labels at once."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
-class Bernoulli(Likelihood):
+class Bernoulli(ClassLikelihood):
     """Yes or no, once (binary) or for several labels at once; outputs are one logit for each label (member, batch, label).
 
     Dense outputs (batch, label, height, width) go with targets of the same shape, or without the label axis for one label.
@@ -245,8 +230,7 @@ class Bernoulli(Likelihood):
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return binary cross-entropy, summed over labels."""
         logits = columns(outputs)
-        each = F.binary_cross_entropy_with_logits(logits, aligned(targets, logits), reduction="none")
-        return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
+        return summed(F.binary_cross_entropy_with_logits(logits, aligned(targets, logits), reduction="none"))
 
     def classes(self, outputs: Tensor) -> int | None:
         """Return two for one label: no and yes."""
@@ -254,7 +238,7 @@ class Bernoulli(Likelihood):
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as real numbers."""
-        return targets if targets.is_floating_point() else targets.float()
+        return real(targets)
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse targets other than 0 and 1, and shapes that do not fit."""
@@ -265,17 +249,13 @@ class Bernoulli(Likelihood):
             )
         check_real(targets, outputs, each=1, what="a Bernoulli likelihood")
 
-    def doubt(self, targets: Tensor) -> str:
-        """Say that there is one class alone."""
-        return _alone(targets)
-
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the probability of each label."""
         return MultiLabel(columns(outputs), about.names, learners=about.learners)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ordinal(Likelihood):
+class Ordinal(ClassLikelihood):
     """Ordered classes 0 < 1 < ... < K - 1; outputs are K - 1 numbers that make cumulative logits (member, batch, K - 1).
 
     P(y > k) = sigmoid(c_k) with c_0 the first output and c_k = c_(k-1) - softplus(output k): they fall, so every class has a
@@ -320,10 +300,6 @@ class Ordinal(Likelihood):
                 f"(batch, ...) = {tuple(targets.shape[1:])} from {float(targets.min()):g} to {float(targets.max()):g} and the "
                 f"outputs are {outputs}."
             )
-
-    def doubt(self, targets: Tensor) -> str:
-        """Say that there is one class alone."""
-        return _alone(self.read(targets))
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return class probabilities, the logits being their logarithms."""

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,9 @@ from torch.distributions import StudentT as TorchStudentT
 
 from choral.base import devices
 from choral.base.errors import InputError
-from choral.base.values import Value
-from choral.objectives.likelihoods.base import About, Likelihood, aligned, check_real, check_varied, columns
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
 from choral.objectives.likelihoods.classification import is_whole
+from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limit, Limited, Limits
 from choral.predictions import Counts, Mixture, Predictive, QuantileRegression, Regression
 
 _FAR = 1e4  # deviations that a mean may be from 0 for predictions in float32, at most
@@ -27,7 +27,7 @@ _WIDEST = 1e140  # deviation of targets at all
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetScale(Value):
+class TargetScale(Limited):
     """What each target loses and is divided by before training.
 
     Args:
@@ -39,14 +39,9 @@ class TargetScale(Value):
     ((1.0,), tensor([[3.]]), tensor([[5.]]))
     """
 
+    limits: ClassVar[Limits] = {"mean": Limit(math.isfinite, "finite numbers"), "std": POSITIVE}
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not all(map(math.isfinite, self.mean)) or not all(0 < s < math.inf for s in self.std) or not self.std:
-            raise InputError(
-                f"targets have mean {self.mean} and deviation {self.std}; give finite numbers, std above 0."
-            )
 
     @classmethod
     def of(cls, targets: Tensor, weights: Tensor | None = None) -> Self:
@@ -113,11 +108,15 @@ class RealLikelihood(Likelihood, ABC):
             the likelihood says how large their noise is.
     """
 
-    outputs_each: ClassVar[int] = 1
     described: ClassVar[str]
 
     scale: TargetScale | None = None
     standardize: bool | None = None
+
+    @property
+    def outputs_each(self) -> int:
+        """One, unless the class says otherwise."""
+        return 1
 
     @property
     def standardizes(self) -> bool:
@@ -126,37 +125,31 @@ class RealLikelihood(Likelihood, ABC):
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as real numbers in units of training; whole numbers as float64, which holds them."""
-        real = targets if targets.is_floating_point() else targets.double()
-        return real if self.scale is None else self.scale.apply(real)
+        found = real(targets, torch.float64)
+        return found if self.scale is None else self.scale.apply(found)
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse shapes that do not fit, and targets that are all the same unless their scale was given."""
         self.check_judged(targets, outputs)
-        if self.scale is None:
-            check_varied(targets)
+        if self.scale is None and len(targets) > 1 and bool((targets == targets[:1]).all()):
+            raise InputError(
+                f"every target in y is {float(targets.flatten()[0]):g}, so there is nothing to learn; check which column y is."
+            )
 
     def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse shapes that do not fit."""
         check_real(targets, outputs, each=self.outputs_each, what=self.described)
 
-    def settled(
-        self,
-        targets: Tensor,
-        outputs: tuple[int, ...],
-        *,
-        standardize: bool | None = None,
-        weights: Tensor | None = None,
-        **known: Any,
-    ) -> Self:
-        """Return it with the scale of the training targets."""
-        asked = self.standardize if standardize is None else standardize
+    def settled(self, known: Known) -> Self:
+        """Return it with the scale of the training targets: of each, or of all positions of dense ones together."""
+        asked = self.standardize if known.standardize is None else known.standardize
         wanted = self.standardizes if asked is None else asked
         if not wanted or self.scale is not None:
             return self
-        dense = targets.dim() > 2
-        each = targets[0].numel() if dense and weights is not None else 1
-        shares = weights if weights is None or not dense else weights.repeat_interleave(each)
-        return replace(self, scale=TargetScale.of(targets.reshape(-1, 1) if dense else _two(targets), shares))
+        targets, weights = known.targets, known.weights
+        if targets.dim() > 2 and weights is not None:
+            weights = weights.repeat_interleave(targets[0].numel())
+        return replace(self, scale=TargetScale.of(targets if targets.dim() == 2 else targets.reshape(-1, 1), weights))
 
     def understood(self) -> dict[str, str]:
         """Say how targets are scaled."""
@@ -164,15 +157,6 @@ class RealLikelihood(Likelihood, ABC):
             return super().understood() | {"targets": "in their own units"}
         mean, std = (", ".join(f"{v:.4g}" for v in vs[:4]) for vs in (self.scale.mean, self.scale.std))
         return super().understood() | {"targets": f"standardized (mean {mean}, deviation {std})"}
-
-
-def _two(targets: Tensor) -> Tensor:
-    return targets.unsqueeze(-1) if targets.dim() == 1 else targets
-
-
-def summed(each: Tensor) -> Tensor:
-    """Return what all targets of a point cost together: (member, batch, target, ...) -> (member, batch, ...)."""
-    return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +195,14 @@ class FixedGaussian(GaussianLikelihood):
     """
 
     described: ClassVar[str] = "a Gaussian of fixed variance"
+    limits: ClassVar[Limits] = {"precision": POSITIVE}
 
     precision: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        given = self.precision if isinstance(self.precision, tuple) else (self.precision,)
-        if not all(p is None or 0 < p < math.inf for p in given) or not given:
-            raise InputError(f"precision is {self.precision}; give a finite number above 0.")
+        super().__post_init__()
+        if self.precision == ():
+            raise InputError("FixedGaussian: precision is (); give one for each target, or one number for all.")
 
     @property
     def standardizes(self) -> bool:
@@ -261,7 +246,7 @@ class FixedGaussian(GaussianLikelihood):
 
     @property
     def estimates(self) -> bool:
-        """The noise, where no precision is given."""
+        """Whether the noise is estimated: where no precision is given."""
         return self.precision is None
 
     def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
@@ -296,9 +281,9 @@ class FixedGaussian(GaussianLikelihood):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedGaussian(GaussianLikelihood):
-    """Gaussian noise whose variance the network predicts; outputs are (member, batch, 2 * target).
+    """Gaussian noise of predicted variance; outputs are means and raw variances (member, batch, 2 * target).
 
-    The first half of the outputs is the mean, softplus of the second half plus `floor` the variance.
+    Variances are softplus of the raw ones plus `floor`.
 
     Reference: Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
     2017, arXiv:1612.01474, Equation 1.
@@ -306,31 +291,19 @@ class LearnedGaussian(GaussianLikelihood):
 
     outputs_each: ClassVar[int] = 2
     described: ClassVar[str] = "a Gaussian of learned variance"
+    limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
 
     floor: float = 1e-6
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.floor < math.inf:
-            raise InputError(f"floor is {self.floor}; give a finite number of 0 or more.")
-
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Gaussian negative log likelihood, constants included."""
-        return summed(self._each(outputs, targets))
-
-    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean over points."""
-        each = self._each(outputs, targets)
-        return each.shape[2] * each.mean()
-
-    def _each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mean, variance = self.moments(outputs)
         squares = (mean - aligned(targets, mean)).square()
-        return 0.5 * (squares / variance + variance.log() + 2 * _HALF_LOG_TWO_PI)
+        return summed(0.5 * (squares / variance + variance.log() + 2 * _HALF_LOG_TWO_PI))
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances."""
-        mean, raw = outputs.chunk(2, dim=2)
-        return mean, F.softplus(raw) + self.floor
+        return _and_positive(outputs, self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +317,7 @@ class Quantiles(RealLikelihood):
     """
 
     prediction: ClassVar[type[Predictive]] = QuantileRegression
-    described: ClassVar[str] = "quantiles"
+    described: ClassVar[str] = "a likelihood of quantiles"
 
     levels: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -354,6 +327,11 @@ class Quantiles(RealLikelihood):
             raise InputError(
                 f"levels are {self.levels}; give rising shares between 0 and 1, such as (0.05, 0.5, 0.95)."
             )
+
+    @property
+    def outputs_each(self) -> int:
+        """One for each level."""
+        return len(self.levels)
 
     def _by_level(self, outputs: Tensor) -> Tensor:
         return outputs.unflatten(2, (-1, len(self.levels)))  # (member, batch, target, level)
@@ -365,20 +343,18 @@ class Quantiles(RealLikelihood):
         shares = devices.constant(self.levels, errors.dtype, errors.device)
         return torch.maximum(shares * errors, (shares - 1) * errors).mean(-1).sum(-1)
 
-    def outputs_for(self, targets: Tensor) -> int:
-        """Return one for each level of each target."""
-        return len(self.levels) * (1 if targets.dim() == 1 else targets.shape[1])
-
-    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse shapes that do not fit."""
-        check_real(targets, outputs, each=len(self.levels), what=f"a likelihood of {len(self.levels)} quantiles")
-
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return the quantiles in order, in units of the data."""
         found = self._by_level(outputs).sort(-1).values
         if self.scale is not None:
             found = self.scale.undo(found.transpose(-1, -2)).transpose(-1, -2)
         return QuantileRegression(found, self.levels, learners=about.learners)
+
+
+def _and_positive(outputs: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Return the first half of outputs (member, batch, output), and softplus of the second half plus a floor."""
+    place, raw = outputs.chunk(2, 2)
+    return place, F.softplus(raw) + floor
 
 
 class _OfDistribution(Likelihood, ABC):
@@ -423,18 +399,14 @@ class StudentT(Family):
     """
 
     described: ClassVar[str] = "a Student t"
+    limits: ClassVar[Limits] = {"df": Limit(lambda df: 2 < df < math.inf, "a number above 2"), "floor": NOT_NEGATIVE}
 
     df: float = 4.0
     floor: float = 1e-3
 
-    def __post_init__(self) -> None:
-        if not 2 < self.df < math.inf or not 0 <= self.floor < math.inf:
-            raise InputError(f"df is {self.df} and floor {self.floor}; give df above 2 and a floor of 0 or more.")
-
     def distribution(self, outputs: Tensor) -> Distribution:
         """Return Student's t."""
-        place, raw = outputs.chunk(2, 2)
-        return TorchStudentT(self.df, place, F.softplus(raw) + self.floor, validate_args=False)
+        return TorchStudentT(self.df, *_and_positive(outputs, self.floor), validate_args=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,17 +418,13 @@ class Laplace(Family):
     """
 
     described: ClassVar[str] = "a Laplace"
+    limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
 
     floor: float = 1e-3
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.floor < math.inf:
-            raise InputError(f"floor is {self.floor}; give a finite number of 0 or more.")
-
     def distribution(self, outputs: Tensor) -> Distribution:
         """Return Laplace's distribution."""
-        place, raw = outputs.chunk(2, 2)
-        return TorchLaplace(place, F.softplus(raw) + self.floor, validate_args=False)
+        return TorchLaplace(*_and_positive(outputs, self.floor), validate_args=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,16 +438,13 @@ class CountLikelihood(_OfDistribution):
     prediction: ClassVar[type[Predictive]] = Counts
     outputs_each: ClassVar[int] = 1
     described: ClassVar[str]
+    limits: ClassVar[Limits] = {"base": POSITIVE}
 
     base: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.base is not None and not 0 < self.base < math.inf:
-            raise InputError(f"base is {self.base}; it is a mean count, a finite number above 0.")
-
     def read(self, targets: Tensor) -> Tensor:
         """Return counts as real numbers."""
-        return targets if targets.is_floating_point() else targets.float()
+        return real(targets)
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse numbers that are no counts, and shapes that do not fit."""
@@ -490,13 +455,11 @@ class CountLikelihood(_OfDistribution):
             )
         check_real(targets, outputs, each=self.outputs_each, what=self.described)
 
-    def settled(
-        self, targets: Tensor, outputs: tuple[int, ...], *, weights: Tensor | None = None, **known: Any
-    ) -> Self:
+    def settled(self, known: Known) -> Self:
         """Return it with the mean of the training counts as its base."""
         if self.base is not None:
             return self
-        rows = targets.double().reshape(len(targets), -1).mean(1)
+        rows, weights = known.targets.double().reshape(len(known.targets), -1).mean(1), known.weights
         mean = rows.mean() if weights is None else (rows * weights).sum() / weights.sum()
         return replace(self, base=float(mean) or 1.0)
 
@@ -537,7 +500,6 @@ class NegativeBinomial(CountLikelihood):
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Return the negative binomial distribution."""
-        place, raw = outputs.chunk(2, 2)
-        size = F.softplus(raw) + self.floor
+        place, size = _and_positive(outputs, self.floor)
         logits = place + math.log(self.base or 1.0) - torch.log(size)
         return TorchNegativeBinomial(size, logits=logits, validate_args=False)

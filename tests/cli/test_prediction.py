@@ -41,7 +41,7 @@ def test_export_writes_what_predicts_the_same(saved, tmp_path):
 
 def test_mistakes_get_a_sentence(saved, tmp_path):
     path, *_ = saved
-    assert "already" in sentence(choral("export", path, "--to", tmp_path / "a.choral", expect=2))
+    assert ".onnx" in sentence(choral("export", path, "--to", tmp_path / "a.choral", expect=2))
     assert "does not exist" in sentence(choral("serve", tmp_path / "no.onnx", expect=2))
 
 

@@ -1,8 +1,17 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from scipy.stats import binomtest, kstest
 
-from choral.objectives.kl import freeze_gates, gate_keep, perturb_means, posteriors, reset_stds, rho_of, std_of
+from choral.objectives.kl import freeze_gates, gate_keep, posteriors, rho_of, std_of
+from choral.plan import Perturb, ResetStds, State
+
+
+def applied(operator, params, seed):
+    """Return parameters after an operator."""
+    lent = SimpleNamespace(generator=lambda purpose: torch.Generator().manual_seed(seed))
+    return operator.apply(State(params, {}), lent).params
 
 
 def network(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -28,7 +37,7 @@ def test_rho_of_inverts_std_of(std):
 
 def test_perturbed_means_are_exactly_factor_deviations_away_by_fair_coins():
     params = network()
-    moved = perturb_means(params, 3.0, torch.Generator().manual_seed(1))
+    moved = applied(Perturb(factor=3.0), params, 1)
     steps = (moved["fc.weight_mean"] - params["fc.weight_mean"]) / std_of(params["fc.weight_rho"])
     torch.testing.assert_close(steps.abs(), torch.full_like(steps, 3.0), rtol=1e-3, atol=1e-3)
     assert binomtest(int((steps > 0).sum()), steps.numel()).pvalue > 0.01
@@ -38,9 +47,9 @@ def test_perturbed_means_are_exactly_factor_deviations_away_by_fair_coins():
 
 def test_stds_become_small_or_are_redrawn():
     params = network()
-    small = reset_stds(params)
+    small = applied(ResetStds(), params, 2)
     torch.testing.assert_close(std_of(small["fc.weight_rho"]), torch.full((60, 50), 1e-6))
-    redrawn = reset_stds(params, how="redraw", generator=torch.Generator().manual_seed(2))
+    redrawn = applied(ResetStds(how="redraw"), params, 2)
     assert kstest((redrawn["fc.weight_rho"].flatten().numpy() + 6) / 0.05, "norm").pvalue > 0.01
     for name in params.keys() - {"fc.weight_rho"}:
         assert small[name] is params[name]

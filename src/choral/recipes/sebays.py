@@ -1,0 +1,213 @@
+"""SeBayS: explore once, then settle, keep a member and perturb it, again and again; also on a dense Bayesian network.
+
+Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1;
+schedules in appendix G, several branches as its future work proposes.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Literal
+
+from choral.base.errors import InputError
+from choral.plan.bayes import CompactGates, FreezeGates, Perturb, ResetStds
+from choral.plan.operators import Recalibrate, Reset
+from choral.plan.phases import Collect, Operator, fork, repeat, seq
+from choral.plan.schedules import Constant, Cosine, Linear, Schedule, Steps, Triangles
+from choral.recipes.bnn import VARIATIONAL, gaussian, settings
+from choral.recipes.recipe import Combine, Recipe, arguments_of
+from choral.recipes.ssbnn import GateClipping, spike_slab
+from choral.recipes.training import FEW_STEPS, Paper, Training, too_few, total_epochs
+
+Exploitation = Literal["stepwise", "cosine", "linear_fge", "linear_1"]
+Narrowing = Literal["small", "redraw", "keep"]
+EXPLORE, EXPLOIT = 150, 100
+"""Epochs of the exploration and of every exploitation in the paper."""
+
+
+def sebays_freeze(
+    *,
+    epochs: int | None = None,
+    budget: int | None = None,
+    explore_epochs: int | None = None,
+    exploit_epochs: int | None = None,
+    members: int = 3,
+    branches: int = 1,
+    freeze: Literal["draw", "threshold"] = "draw",
+    schedule: Exploitation = "stepwise",
+    factor: float = 3.0,
+    reset: Narrowing = "redraw",
+    memory: Literal["fresh", "carried"] = "fresh",
+    recalibrate: bool = False,
+    draws: int = 5,
+    prior_std: float = 0.2,
+    inclusion: float = 1e-4,
+    gamma: float = 0.99,
+    temperature: float = 0.5,
+    rho: float = -6.0,
+    clip_gates: GateClipping = "apart",
+    rho_rate: float = 1.0,
+    gate_rate: float = 1.0,
+    kl_weight: float = 1.0,
+    anneal: float = 0.0,
+    combine: Combine = "probs",
+    training: Training | Paper = VARIATIONAL,
+) -> Recipe:
+    """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
+
+    Cost: less than twice the training of one network; prediction takes `members` times `draws` passes of sparse ones.
+
+    >>> sebays_freeze(members=3, epochs=60).members
+    3
+
+    Args:
+        epochs: of the whole run. Of a total alone a third explores, and the rest is split over the members.
+        explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 where no total is
+            given, so that 3, 5 and 10 members take 450, 650 and 1,150 epochs.
+        members: networks kept, of all branches together.
+        branches: perturbed copies that go on from the explored network, each with sequential phases of its own.
+        freeze: how gates are fixed: 'draw' from their probabilities (the authors' code) or 'threshold' at one half.
+        schedule: rate of an exploitation, relative to the exploration's: 'stepwise' (a tenth, then a hundredth), 'cosine'
+            or 'linear_1' (a tenth down to a hundredth), 'linear_fge' (all the way down, then triangles).
+        factor: standard deviations by which means are moved after a member is kept (rho in the paper).
+        reset: what standard deviations become then: 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the
+            authors' code); 'small' is 1e-6 (the paper's text), which leaves nothing to perturb by the next time; 'keep'
+            leaves them as they are.
+        memory: of the optimizer: every exploitation starts it 'fresh', or momentum is 'carried' from phase to phase (the
+            authors' code).
+        recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
+        draws: passes averaged at prediction for each member (1 or 5 in the paper).
+        prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
+        anneal: share of the exploration over which the weight of the KL rises to its full size.
+        training: its learning rate is that of the exploration; gradients are clipped as in `bnn`.
+
+    Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
+    of the next layer or by one closed node of each layer, so that outputs stay the same.
+    """
+    options = locals()
+    settled = (FreezeGates(rule=options.pop("freeze")), CompactGates())
+    return _sequential("sebays_freeze", spike_slab, settled=settled, **options)
+
+
+@arguments_of(sebays_freeze, but=("freeze",))
+def sebays_no_freeze(**options: Any) -> Recipe:
+    """SeBayS whose gates go on learning, so that members differ in their sparsity too.
+
+    Args are those of `sebays_freeze`, without `freeze`; gates at prediction are as in `ssbnn`.
+
+    Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
+
+    >>> sebays_no_freeze(members=3, epochs=60).members
+    3
+    """
+    return _sequential("sebays_no_freeze", spike_slab, closing=(Recalibrate(),), **options)
+
+
+@arguments_of(sebays_freeze, but=("freeze", "inclusion", "gamma", "temperature", "clip_gates", "gate_rate"))
+def bnn_sequential(**options: Any) -> Recipe:
+    """One mean-field Bayesian run that settles, is kept and is perturbed, again and again; nothing is pruned.
+
+    Args are those of `sebays_freeze`, as far as a dense network has them.
+
+    Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
+
+    >>> bnn_sequential(members=3, epochs=60).members
+    3
+    """
+    return _sequential("bnn_sequential", gaussian, **options)
+
+
+def _sequential(
+    name: str,
+    posterior: Callable[..., dict[str, Any]],
+    *,
+    settled: tuple[Operator, ...] = (),
+    closing: tuple[Operator, ...] = (),
+    epochs: int | None,
+    budget: int | None,
+    explore_epochs: int | None,
+    exploit_epochs: int | None,
+    members: int,
+    branches: int,
+    schedule: Exploitation,
+    factor: float,
+    reset: Narrowing,
+    memory: Literal["fresh", "carried"],
+    recalibrate: bool,
+    combine: Combine,
+    training: Training | Paper,
+    **options: Any,
+) -> Recipe:
+    """Return a sequential Bayesian ensemble.
+
+    Explore at the full rate; `settled` ends the exploration; then, in each branch, exploit, keep a member (after what
+    `closing` does), perturb the means, make the posteriors narrow, and again. Several branches each begin with a
+    perturbation. A KL that is annealed rises while exploring and has its full weight afterwards. `posterior` gives
+    structure and objective for the `options`, which concern them alone; other arguments as in `sebays_freeze`.
+    """
+    if members < 1 or branches < 1 or members % branches:
+        raise InputError(
+            f"members is {members} and branches is {branches}; give a multiple of the branches, 1 or more."
+        )
+    if epochs is not None or budget is not None:
+        epochs = total_epochs(epochs, budget)
+    first, each = split(epochs=epochs, explore_epochs=explore_epochs, exploit_epochs=exploit_epochs, members=members)
+    chosen = settings(training, **options)
+    explore = chosen.phase(first, Constant(chosen.peak))
+    settle, again = (
+        chosen.phase(each, s, memory=memory, annealing=False, least_steps=2 * FEW_STEPS)
+        for s in schedules(schedule, chosen.peak)
+    )
+    fit_norms = [Recalibrate()] if recalibrate else []
+    narrow = [] if reset == "keep" else [ResetStds(how=reset, rho=options["rho"])]
+    move = [Perturb(factor=factor), *narrow, *fit_norms]
+    kept = (settle, *closing, Collect(), repeat(members // branches - 1, *move, again, *closing, Collect()))
+    ending = [*settled, *(fit_norms if settled else [])]
+    plan = seq(Reset(), explore, *ending, *(kept if branches == 1 else (fork(branches, *move, *kept),)))
+    return Recipe(name=name, plan=plan, combine=combine, **posterior(**options))
+
+
+def schedules(name: str, rate: float) -> tuple[Schedule, Schedule]:
+    """Return the schedules of the first and of every later exploitation; `rate` is that of the exploration."""
+    high, low = rate / 10, rate / 100
+    if name == "linear_fge":
+        return Linear(((0.0, rate), (0.5, high), (1.0, low))), Triangles(low, high)
+    each: dict[str, Schedule] = {
+        "stepwise": Steps(high, milestones=(0.5,)),
+        "cosine": Cosine(high, low),
+        "linear_1": Linear(((0.0, high), (1.0, low))),
+    }
+    return each[name], each[name]
+
+
+def split(
+    *, epochs: int | None, explore_epochs: int | None, exploit_epochs: int | None, members: int
+) -> tuple[int, int]:
+    """Return the epochs of the exploration and of every exploitation.
+
+    Given no total, what is not given is 150 and 100, as in the paper. Given a total, what is not given follows from it: of
+    a total alone a third explores; what does not divide by the members is explored too.
+
+    >>> split(epochs=None, explore_epochs=None, exploit_epochs=None, members=5)
+    (150, 100)
+    >>> split(epochs=16, explore_epochs=None, exploit_epochs=None, members=3)
+    (7, 3)
+    >>> split(epochs=16, explore_epochs=10, exploit_epochs=None, members=3)
+    (10, 2)
+    """
+    for name, given in (("explore_epochs", explore_epochs), ("exploit_epochs", exploit_epochs)):
+        if given is not None and given < 1:
+            raise InputError(f"{name} is {given}; give 1 or more.")
+    if epochs is None:
+        return explore_epochs or EXPLORE, exploit_epochs or EXPLOIT
+    each = exploit_epochs or (epochs - (explore_epochs or max(1, epochs // 3))) // members
+    first = explore_epochs or epochs - members * each
+    if each < 1 or first < 1:
+        alone = next(total for total in itertools.count(members) if total - max(1, total // 3) >= members)
+        least = (explore_epochs or 1) + members * (exploit_epochs or 1) if explore_epochs or exploit_epochs else alone
+        raise too_few(epochs, f"an exploration and {members} members of at least 1 epoch each", least)
+    if first + members * each != epochs:
+        raise InputError(
+            f"epochs is {epochs}, but {first} to explore and {members} times {each} to exploit are {first + members * each}; "
+            "leave one of epochs, explore_epochs and exploit_epochs out, or make them agree."
+        )
+    return first, each
