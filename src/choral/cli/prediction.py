@@ -241,7 +241,7 @@ def serve(
 ) -> None:
     """Answer over HTTP: the Open Inference Protocol v2, rows of tables (/predict), /metrics, and a page at /.
 
-    With CHORAL_TOKEN in the environment, requests must bring it as Authorization: Bearer.
+    With CHORAL_TOKEN in the environment, requests must bring it as Authorization: Bearer. SIGHUP reads the file again.
 
     Example: choral serve model.onnx --port 8080
     """
@@ -251,7 +251,7 @@ def serve(
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         note(f"choral: everyone who reaches {host} may ask; set CHORAL_TOKEN to ask for a token.")
     limits = Limits(body=body << 20, rows=rows, queue=queue, delay=delay / 1000)
-    app = application(load_model(model), limits=limits, token=token)
+    app = application(load_model(model), limits=limits, token=token, reload=lambda: load_model(model))
     if json:
         write_json({"model": str(model), "url": f"http://{host}:{port}/"})
     else:
