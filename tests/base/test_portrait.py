@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base.portrait import Function, portrait
+from choral.base.values import Function, portrait
 
 
 class Slotted:
@@ -152,23 +152,6 @@ def test_two_functions_of_one_line_are_told_apart():
     assert Function.of(first) != Function.of(second)
 
 
-def test_what_a_function_writes_is_no_setting_of_it():
-    seen, counts, calls, factors = [], {}, 0, [2]
-
-    def loss(x):
-        nonlocal calls
-        calls += 1
-        counts["n"] = counts.get("n", 0) + 1
-        seen.append(x)
-        return x * factors[0]
-
-    before = Function.of(loss)
-    loss(3)
-    assert Function.of(loss) == before
-    factors[0] = 3
-    assert Function.of(loss) != before
-
-
 def test_cycles_and_sizes_are_bounded():
     ring = [1]
     ring.append(ring)
@@ -182,7 +165,7 @@ def test_cycles_and_sizes_are_bounded():
 @pytest.mark.full
 def test_portraits_are_those_of_the_next_process():
     code = (
-        "from tests.base.test_portrait import AROUND, KINDS, named; from choral.base.portrait import Function\n"
+        "from tests.base.test_portrait import AROUND, KINDS, named; from choral.base.values import Function\n"
         "print([Function.of(AROUND[a](KINDS[k](1))).digest for a in AROUND for k in KINDS])\n"
         "print([Function.of(named(KINDS[k](1))).digest for k in KINDS])"
     )

@@ -135,7 +135,7 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
         (["fit", tables / "none.csv", "--target", "price", *out], "does not exist"),
         (["fit", tmp_path / "nan.npz", *out], "NaN or infinite values in 9 row(s)"),
         (["fit", tmp_path / "words.npz", *out], "encode labels"),
-        (["fit", tmp_path / "part.npz", *out], "lacks y_train, x_test, y_test"),
+        (["fit", tmp_path / "part.npz", *out], "give x_train, y_train, x_test, y_test"),
         (["fit", "digits", "--model", "mpl", *out], "Did you mean 'mlp'?"),
         (["fit", "digits", "--optimizer", "adm", *out], "Did you mean 'adam'?"),
         (["fit", "digits", "--lr", "-1", *out], "above 0"),

@@ -32,31 +32,32 @@ def place(tmp_path_factory):
 
 
 NPZ = {
-    "no test rows": ({"x_test": X[:0], "y_test": Y[:0]}, "x_test has 0 rows"),
-    "no training rows": ({"x_train": X[:0], "y_train": Y[:0]}, "x_train has 0 rows"),
+    "no test rows": ({"x_test": X[:0], "y_test": Y[:0]}, "x_test, y_test: x has 0 rows"),
+    "no training rows": ({"x_train": X[:0], "y_train": Y[:0]}, "x_train, y_train: x has 0 rows"),
     "other widths": ({"x_test": X[30:, :2]}, "x_train has rows of shape (3,) and x_test of (2,)"),
-    "one axis": ({"x_train": X[:30, 0], "x_test": X[30:, 0]}, "x_train has shape (30,)"),
-    "a scalar": ({"x_train": np.float32(3)}, "x_train has shape ()"),
-    "a scalar target": ({"y_train": np.int64(3)}, "y_train has shape ()"),
-    "other counts": ({"y_train": Y[:29]}, "x_train has 30 rows and y_train 29"),
-    "other test counts": ({"y_test": Y[:3]}, "x_test has 10 rows and y_test 3"),
+    "one axis": ({"x_train": X[:30, 0], "x_test": X[30:, 0]}, "the inputs have shape (30,)"),
+    "a scalar": ({"x_train": np.float32(3)}, "x_train, y_train: x is a single number"),
+    "a scalar target": ({"y_train": np.int64(3)}, "y has shape ()"),
+    "other counts": ({"y_train": Y[:29]}, "x has 30 rows and y has shape (29,)"),
+    "other test counts": ({"y_test": Y[:3]}, "x has 10 rows and y has shape (3,)"),
     "far labels": (
         {"y_train": Y[:30] * 10_000_000, "y_test": Y[30:] * 10_000_000},
         "2 different labels up to 10,000,000",
     ),
     "far test labels": ({"y_test": Y[30:] * 10_000_000}, "up to 10,000,000"),
     "negative labels": ({"y_train": Y[:30] - 1}, "-1"),
-    "one class": ({"y_train": Y[:30] * 0, "y_test": Y[30:] * 0}, "single class"),
-    "unseen classes": ({"y_train": np.arange(30) % 2, "y_test": np.full(10, 2)}, "y_test holds the class 2"),
-    "words": ({"x_train": np.full((30, 3), "a")}, "x_train holds <U1"),
+    "words": ({"x_train": np.full((30, 3), "a")}, "x_train, y_train: x holds values of type <U1"),
     "complex numbers": ({"x_train": X[:30] + 0j}, "complex"),
-    "beyond float32": ({"x_train": X[:30].astype(np.float64) * 1e300}, "1e+30"),
+    "beyond float32": ({"x_train": X[:30].astype(np.float64) * 1e300}, "beyond the reach of the network's float32"),
     "beyond float32 in tests": ({"x_test": X[30:].astype(np.float64) * 1e300}, "x_test"),
-    "not numbers": ({"x_test": np.full((10, 3), np.nan)}, "x_test: NaN or infinite values in 10 row(s)"),
+    "not numbers": (
+        {"x_test": np.full((10, 3), np.nan)},
+        "x_test, y_test: x holds NaN or infinite values in 10 row(s)",
+    ),
     "targets not numbers": ({"y_train": np.full(30, np.nan), "y_test": np.ones(10)}, "y_train"),
-    "huge targets": ({"y_train": np.full(30, 1e300), "y_test": np.ones(10)}, "y_train"),
+    "huge targets": ({"y_train": np.full(30, 1e300), "y_test": np.ones(10)}, "nothing to learn"),
     "mixed targets": ({"y_test": Y[30:].astype(np.float64)}, "y_train holds"),
-    "constant targets": ({"y_train": np.full(30, 2.5), "y_test": np.ones(10)}, "same value"),
+    "constant targets": ({"y_train": np.full(30, 2.5), "y_test": np.ones(10)}, "nothing to learn"),
 }
 
 

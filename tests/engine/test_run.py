@@ -362,10 +362,10 @@ def test_auto_falls_back_to_sequential_for_a_network_that_cannot_be_mapped(tmp_p
         ((X, Y + 5), "class label 6 but the network gives 2 outputs"),
         ((X, -Y), "negative label"),
         ((X, ["a"] * 90), "encode labels as integers"),
-        ((X[:5], Y), "5 rows and y has 90"),
+        ((X[:5], Y), "5 rows and y has shape .90,"),
         ((torch.where(X > 2, torch.nan, X), Y), r"NaN or infinite values in \d+ row"),
         ((X[:, :3], Y), "the network cannot read x"),
-        ((X[:0], Y[:0]), "no rows"),
+        ((X[:0], Y[:0]), "0 rows"),
         ("nonsense", "give a pair"),
     ],
 )

@@ -117,6 +117,11 @@ def test_wrong_weights_are_refused(weights, said):
         choral.fit(lambda: models.mlp(3, 2), (X, (X[:, 0] > 0).long()), make("single", budget=1), sample_weight=weights)
 
 
+def pairs(items):
+    """A collate function that drops the weights."""
+    return torch.utils.data.default_collate([(x, y) for x, y, _ in items])
+
+
 class Items(torch.utils.data.Dataset):
     """Items (x, y, weight), or dicts of them."""
 
@@ -132,7 +137,7 @@ class Items(torch.utils.data.Dataset):
         return {"input": x, "label": y, "w": weight} if self.named else (x, y, weight)
 
 
-@pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "tensors", "arrays"])
+@pytest.mark.parametrize("kind", ["triples", "dicts", "loader", "own batches", "tensors", "arrays"])
 def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     y = (X[:, 0] > 0).long()
     recipe = make("single", budget=2, training=Training(lr=0.1, optimizer="sgd", batch_size=8))
@@ -141,6 +146,7 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
         "triples": (Items(), {"sample_weight": 2}),
         "dicts": (Items(named=True), {"sample_weight": "w", "target": "label"}),
         "loader": (torch.utils.data.DataLoader(Items(), batch_size=8, shuffle=True), {"sample_weight": 2}),
+        "own batches": (torch.utils.data.DataLoader(Items(), batch_size=8, collate_fn=pairs), {"sample_weight": 2}),
         "tensors": (TensorDataset(X, y, COUNTS), {"sample_weight": 2}),
         "arrays": ({"input": X, "label": y, "w": COUNTS}, {"sample_weight": "w", "target": "label"}),
     }[kind]
@@ -152,24 +158,19 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
     ("data", "weights", "said"),
     [
         (Items(), None, r"\(x, y, weight\) together with fit\(..., sample_weight=2\)"),
-        (Items(), 1, r"sample_weight=1, but an item of the dataset is a tuple of 3 parts; sample_weight=2 takes items"),
-        (TensorDataset(X, X[:, 0]), 2, r"sample_weight=2, but an item of the dataset is a tuple of 2 parts"),
+        (
+            Items(),
+            1,
+            r"sample_weight=1 is not a part of an item, which is a tuple of 3 parts; sample_weight=2 takes items",
+        ),
+        (TensorDataset(X, X[:, 0]), 2, r"sample_weight=2 is not a part of an item, which is a tuple of 2 parts"),
         (
             Items(named=True),
             "W",
-            r"sample_weight='W' is not among the keys 'input', 'label', 'w' of the data",
+            r"sample_weight='W' is not a part of an item, which is a dict with 'input', 'label', 'w'",
         ),
-        (
-            (X, X[:, 0]),
-            "w",
-            r"sample_weight='w' says which part of an item is its weight, but data is a tuple of 2 parts",
-        ),
+        ((X, X[:, 0]), "w", r"sample_weight='w' says which part of an item is its weight, but data is a tuple"),
         ((X, X[:, 0], COUNTS), COUNTS, "data brings weights as its third part, and weights is given too"),
-        (
-            torch.utils.data.DataLoader(Items(), collate_fn=list),
-            2,
-            "which the DataLoader's collate function would miss",
-        ),
     ],
 )
 def test_weights_that_items_do_not_have_are_refused(data, weights, said):

@@ -18,7 +18,7 @@ from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature
 from choral.comparison.compare import compare
-from choral.data.arrays import read_arrays
+from choral.data.problems import read_arrays
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
 from choral.fit import fit
 from choral.plan import Adam, Collect, Reset, Train, fork, seq
@@ -378,15 +378,15 @@ def test_names_that_would_lead_out_of_the_folder_are_refused(tmp_path):
 def test_arrays_are_read_without_unpickling(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.ones((3, 2)), y=np.arange(3))
-    assert read_arrays(path)["x"].shape == (3, 2)
+    assert read_arrays(path, ("x",))[0].shape == (3, 2)
     np.savez(path, x=np.array([{}], dtype=object))
     with pytest.raises(InputError, match="never unpickles"):
-        read_arrays(path)
+        read_arrays(path, ("x",))
 
     for data in (b"", b"PK", b"\x93NUMPY\x01\x00"):
         path.write_bytes(data)
         with pytest.raises(InputError, match=r"cannot be read as an \.npz"):
-            read_arrays(path)
+            read_arrays(path, ("x",))
 
 
 def mutated(data, chance):

@@ -43,8 +43,8 @@ def test_names_with_signs_and_numbers():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("balance", "'balance'; write balanced, or CLASS=WEIGHT"),
-        ("rare=x", "'rare=x'; write balanced"),
+        ("balance", "'balance'; the classes are rare, usual; write balanced"),
+        ("rare=x", "'rare' with x"),
         ("rear=3", "name 'rear'; the classes are rare, usual"),
         ("rare=1,rare=2", "'rare' twice"),
         ("rare=-1", "'rare' with -1"),

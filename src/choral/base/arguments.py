@@ -4,10 +4,9 @@
 tuples of them), leaves the rest to the function, and puts torch into its plain state. Values (`choral.base.values`) are checked in the same way
 when they are made. `RULES` holds what an annotation cannot say; an argument means the same wherever it occurs.
 
-What the caller has switched on in torch is switched off within choral: results are the same wherever a function is called. Within an
-autocast of the caller's every step would train on the weights of the first, since torch keeps their rounded copies until the outermost
-autocast ends; without gradients nothing is trained; a default device would take the tensors of the engine along. The default type of
-numbers stays: it decides the type of the networks a factory builds, as it does anywhere.
+What the caller has switched on in torch is switched off within choral, so that results are the same wherever a function is called: within an
+autocast every step would train on the rounded weights of the first, without gradients nothing is trained, and a default device would take
+the engine's tensors along. The default dtype stays: it decides the type of the networks a factory builds.
 """
 
 import functools
@@ -16,7 +15,7 @@ import math
 import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -42,9 +41,7 @@ def is_whole(value: Any, least: float = -math.inf) -> bool:
     >>> is_whole(3), is_whole(True), is_whole(2.0), is_whole(0, 1)
     (True, False, False, False)
     """
-    if type(value) is int:  # the usual one, without asking the abstract class
-        return value >= least
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    return fits(value, int) and bool(value >= least)
 
 
 def is_number(value: Any, least: float = -math.inf) -> bool:
@@ -53,20 +50,18 @@ def is_number(value: Any, least: float = -math.inf) -> bool:
     >>> is_number(0.5), is_number("0.5"), is_number(float("nan"))
     (True, False, False)
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and least <= float(value) < math.inf
+    return fits(value, float) and least <= float(value) < math.inf
 
 
 def _is_path(value: Any) -> bool:
-    written = isinstance(value, str | os.PathLike) and bool(str(value)) and not str(value).startswith(("~/", "~\\"))
-    return written or hasattr(value, "url")  # a choral.Store
+    """Return whether a value is a path, or a choral.Store; "~" would silently become a folder of that name."""
+    return hasattr(value, "url") or (
+        fits(value, str | os.PathLike) and not str(value).startswith(("~/", "~\\")) and bool(str(value))
+    )
 
 
-def _can_hear(value: Any) -> bool:
-    return callable(value) or (isinstance(value, Sequence) and all(map(callable, value)))
-
-
-_COUNT = (functools.partial(is_whole, least=1), "a whole number of 1 or more")
-_EPOCHS = (functools.partial(is_whole, least=0), "a whole number of 0 or more")
+_COUNT = (lambda value: is_whole(value, 1), "a whole number of 1 or more")
+_EPOCHS = (lambda value: is_whole(value, 0), "a whole number of 0 or more")
 _PATH = (_is_path, "a path, with the home folder written out (Path.home()) where it would begin with ~")
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "path": _PATH,
@@ -77,7 +72,10 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "members": _COUNT,
     "draws": _COUNT,
     "stack": _COUNT,
-    "callbacks": (_can_hear, "a function of an event, or a list of such functions"),
+    "callbacks": (
+        lambda value: callable(value) or (fits(value, Sequence[Any]) and all(map(callable, value))),
+        "a function of an event, or a list of such functions",
+    ),
     "compute": (lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute"),
 }
 """What arguments of these names accept wherever they occur, as a test and in words; None where it is the default."""
@@ -86,9 +84,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
     """Let a function answer wrong arguments in one sentence before it begins, and take arrays for tensors.
 
-    Args:
-        function: what to call with checked arguments.
-        accepts: which annotations are checked.
+    `accepts` says which annotations are checked.
     """
     signature, hints = inspect.signature(function), _hints(function, accepts)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
@@ -101,7 +97,7 @@ def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint
         if not arrays:
             return function(*args, **kwargs)
         for n in arrays & given.arguments.keys():
-            if isinstance(given.arguments[n], _ARRAYS):
+            if fits(given.arguments[n], Tensor):
                 given.arguments[n] = _tensor(name, n, given.arguments[n])
         return function(*given.args, **given.kwargs)
 
@@ -144,12 +140,11 @@ def bound(
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         names = [n for n, p in signature.parameters.items() if n != "self" and p.kind not in _OPEN]
-        unknown = [n for n in kwargs if n not in names]
-        if unknown and names:
-            raise InputError(unknown_argument(name, unknown[0], names)) from error
-        takes = f"it takes {', '.join(names)}" if names else "it takes nothing"
-        pair = "give x and y as a pair: fit(build, (x, y), recipe)"
-        raise InputError(f"{name}: {error}; {pair if names[:3] == ['build', 'data', 'recipe'] else takes}.") from error
+        for unknown in [n for n in kwargs if n not in names]:
+            raise InputError(unknown_argument(name, unknown, names)) from error
+        paired = names[:3] == ["build", "data", "recipe"]
+        takes = "give x and y as a pair: fit(build, (x, y), recipe)" if paired else f"it takes {', '.join(names)}"
+        raise InputError(f"{name}: {error}; {takes}.") from error
 
 
 def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -> None:
@@ -225,9 +220,9 @@ def fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         wanted = parts[:1] * len(value) if parts[-1] is Ellipsis and isinstance(value, tuple | list) else parts
         return isinstance(value, tuple | list) and len(value) == len(wanted) and all(map(fits, value, wanted))
-    if hint is int or hint is float:  # 2.0 counts nothing: range(2.0) fails
-        kind, held = (Integral if hint is int else Real), not isinstance(value, int) or abs(value) < 1 << 63
-        return isinstance(value, kind) and not isinstance(value, bool) and held and value == value  # torch can hold it
+    if hint is int or hint is float:  # 2.0 counts nothing: range(2.0) fails; torch holds 64 bits
+        number = isinstance(value, Integral if hint is int else Real) and type(value) is not bool
+        return number and bool(value == value) and (type(value) is not int or abs(value) < 1 << 63)
     if hint in (Tensor, np.ndarray):
         return isinstance(value, _ARRAYS) and not isinstance(value, bool)
     if origin is Callable:
@@ -235,10 +230,6 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(origin, type):
         return isinstance(value, _GENERIC.get(origin, origin)) and not isinstance(value, str)
     return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
-
-
-_DEVICES = ("cpu", "cuda", "mps", "xpu")
-_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -249,13 +240,9 @@ def plain() -> Iterator[None]:
     ...     torch.is_grad_enabled()
     True
     """
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(full_precision())
-        if torch.empty(0).device != _CPU:  # the context looks at every call of torch
-            stack.enter_context(_CPU)
+    cpu = torch.device("cpu")
+    around = nullcontext() if torch.empty(0).device == cpu else cpu  # the context looks at every call of torch
+    with torch.inference_mode(False), torch.enable_grad(), full_precision(), around:
         yield
 
 
@@ -263,6 +250,6 @@ def plain() -> Iterator[None]:
 def full_precision() -> Iterator[None]:
     """End the caller's autocast within the block."""
     with ExitStack() as stack:
-        for device in filter(torch.is_autocast_enabled, _DEVICES):
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps", "xpu")):
             stack.enter_context(torch.autocast(device, enabled=False))
         yield

@@ -1,6 +1,6 @@
 """Batches as trees: a tensor, or nested dicts, tuples and lists of tensors that share one batch axis; arrays become tensors.
 
-A plain tensor goes through every function here at the cost of one type check.
+Parameters of several networks are stacked along a new first (member) axis.
 """
 
 import math
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from choral.base import devices
 from choral.base.errors import InputError
+from choral.base.types import Params
 
 
 def tensor_of(value: Any) -> Tensor:
@@ -25,18 +26,10 @@ def tensor_of(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
-    if array.dtype.kind not in "fiubc":
-        raise InputError(
-            f"{str(value)[:60]!r} holds values of type {array.dtype}, not numbers; encode them as numbers."
-        )
-    if array.dtype.char == "g":  # wider than torch knows
-        array = array.astype(np.float64)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if array.flags.writeable:
-        return torch.from_numpy(array)
-    if not isinstance(value, np.memmap):  # a view of a frame, say, which is not to be written into
-        return torch.from_numpy(array.copy())
+    wide = array.dtype.char == "g"  # wider than torch knows
+    array = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
+    if array.flags.writeable or not isinstance(value, np.memmap):
+        return torch.from_numpy(array if array.flags.writeable else array.copy())  # a view of a frame, say
     with warnings.catch_warnings():  # a file that may be too large to copy; nothing here writes into it
         warnings.simplefilter("ignore")
         return torch.from_numpy(array)
@@ -82,30 +75,22 @@ def named_leaves(batch: Batch, name: str = "x") -> Iterator[tuple[str, Tensor]]:
 
 def leaves(batch: Batch) -> list[Tensor]:
     """Return the leaves in order."""
-    return [batch] if isinstance(batch, Tensor) else [leaf for _, leaf in named_leaves(batch)]
+    return [leaf for _, leaf in named_leaves(batch)]
 
 
 def rows(batch: Batch) -> int:
     """Return the length of the batch axis."""
-    first = batch if isinstance(batch, Tensor) else leaves(batch)[0]
-    return first.shape[0]
+    return next(named_leaves(batch))[1].shape[0]
 
 
 def part(batch: Batch, index: Any) -> Batch:
     """Return every leaf indexed along the batch axis: by a slice, a number, or numbers."""
-    return batch[index] if isinstance(batch, Tensor) else mapped(lambda t: t[index], batch)
+    return mapped(lambda t: t[index], batch)
 
 
 def chunks(batch: Batch, size: int) -> Sequence[Batch]:
     """Return the batch cut into pieces of at most `size` rows."""
-    if isinstance(batch, Tensor):
-        return batch.split(size)
     return [part(batch, slice(start, start + size)) for start in range(0, max(rows(batch), 1), size)]
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return batches of equal structure one after the other."""
-    return merged(torch.cat, batches)
 
 
 def merged(function: Callable[[list[Tensor]], Tensor], batches: Sequence[Batch]) -> Batch:
@@ -115,10 +100,7 @@ def merged(function: Callable[[list[Tensor]], Tensor], batches: Sequence[Batch])
     {'a': tensor([[0.],
             [1.]])}
     """
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return function(list(batches))  # type: ignore[arg-type]  # of equal structure: all are tensors
-    return filled(first, [function(list(same)) for same in zip(*map(leaves, batches))])
+    return filled(batches[0], [function(list(same)) for same in zip(*map(leaves, batches))])
 
 
 def filled(batch: Batch, parts: Iterable[Tensor]) -> Batch:
@@ -129,8 +111,6 @@ def filled(batch: Batch, parts: Iterable[Tensor]) -> Batch:
 
 def moved(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on a device."""
-    if isinstance(batch, Tensor):
-        return devices.moved(batch, device)
     return mapped(lambda t: devices.moved(t, device), batch)
 
 
@@ -139,9 +119,9 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(map(torch.equal, leaves(one), leaves(other)))
 
 
-def signature(batch: Batch) -> Any:
-    """Return structure, shapes and types as something that can be compared and hashed."""
-    return tuple((name, tuple(leaf.shape), leaf.dtype) for name, leaf in named_leaves(batch))
+def signature(batch: Any) -> Any:
+    """Return names, shapes and types, sorted, as something that can be compared and hashed."""
+    return tuple(sorted((name, tuple(leaf.shape), str(leaf.dtype)) for name, leaf in named_leaves(batch)))
 
 
 def in_words(batch: Batch) -> str:
@@ -161,15 +141,9 @@ def in_words(batch: Batch) -> str:
 def gathered(value: Any, leaf: Callable[[Any, str], Tensor], name: str = "x") -> Batch:
     """Return what a user gave as a batch: mappings and tuples, and lists of arrays, are trees; all else is one array.
 
-    Args:
-        value: what was given.
-        leaf: makes a tensor of an array, given its name.
-        name: what the value is called in errors.
+    `leaf` makes a tensor of an array, given what it is called in errors.
     """
     if isinstance(value, Mapping):
-        odd = [key for key in value if not isinstance(key, str)]
-        if odd:
-            raise InputError(f"{name} has the key {odd[0]!r}; its keys become argument names, so give texts.")
         found: Batch = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
     elif isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
         parts = [gathered(inner, leaf, f"{name}[{i}]") for i, inner in enumerate(value)]
@@ -190,12 +164,10 @@ def check_rows(batch: Batch) -> int:
         lengths[name] = len(leaf)
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        hint = (
-            "; a list of arrays is read as that many inputs: stack rows into one array"
-            if isinstance(batch, list)
-            else ""
+        raise InputError(
+            f"the inputs have different numbers of rows: {said}; they must be equally long. A list of arrays is read as that many inputs: stack "
+            "rows into one array."
         )
-        raise InputError(f"the inputs have different numbers of rows: {said}; they must be equally long{hint}.")
     return next(iter(lengths.values()))
 
 
@@ -242,3 +214,23 @@ def _is_array(value: Any) -> bool:
 
 def _type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def vmap(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return the function mapped over the first axis of its arguments, as torch.func.vmap does."""
+    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]  # torch's stub lacks it
+    return torch.func.vmap(function, **options)
+
+
+def stack(trees: Sequence[Params]) -> Params:
+    """Return one dict of tensors with a first axis over the given dicts, which hold equal names and shapes.
+
+    >>> stack([{"a": torch.zeros(2)}, {"a": torch.ones(2)}])["a"].tolist()
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def unstack(tree: Params, count: int) -> list[Params]:
+    """Return one dict for each entry of the first axis (own memory, not views)."""
+    return [{name: value[i].clone() for name, value in tree.items()} for i in range(count)]

@@ -1,7 +1,4 @@
-"""What depends on the device that torch computes on, in one place.
-
-Nothing here waits for a device but `synchronize`; a training step calls none of the functions that read a value back.
-"""
+"""What depends on the device that torch computes on, in one place. Nothing here waits for a device."""
 
 from functools import lru_cache
 
@@ -38,12 +35,6 @@ def is_processor(device: torch.device) -> bool:
     return device.type in ("cpu", "meta")
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until a device has done what it was told; the processor has."""
-    if not is_processor(device):
-        torch.get_device_module(device.type).synchronize()
-
-
 @lru_cache(maxsize=256)
 def constant(values: tuple[float, ...] | float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor, copied to a device once; never to be written into.
@@ -58,8 +49,7 @@ def holds(device: torch.device, size: int) -> bool:
     """Return whether a device can keep so many bytes of data beside what it computes."""
     if is_processor(device):
         return True
-    module = torch.get_device_module(device.type)
-    free = getattr(module, "mem_get_info", None)
+    free = getattr(torch.get_device_module(device.type), "mem_get_info", None)
     return free is not None and size <= _SHARE * int(free(device)[0])
 
 

@@ -17,8 +17,7 @@ from torch.nn.parameter import is_lazy as is_unsettled
 
 from choral.base.batches import Batch, filled, in_order, in_words, leaves, made_up, mapped, named_leaves
 from choral.base.errors import InputError, did_you_mean
-from choral.base.portrait import Function
-from choral.base.values import Value
+from choral.base.values import Function, Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +56,11 @@ class Interface(Value):
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""
         if self.spread:
-            network.register_forward_pre_hook(_Spread(), prepend=True, with_kwargs=True)
+            network.register_forward_pre_hook(_spread, prepend=True, with_kwargs=True)
         if "channels_last" in self.avoids:
             network.register_forward_pre_hook(_contiguous, prepend=True)
         if self.output is not None or self.column:
-            network.register_forward_hook(_Pick(self))
+            network.register_forward_hook(self._pick)
         return network
 
     def call(self, network: nn.Module, batch: Batch) -> Tensor:
@@ -123,11 +122,11 @@ class Interface(Value):
 
     def why_not_predicted(self, batch: Batch, error: Exception) -> str:
         """Return, for people, why networks could not read a batch, beside what they were fitted on."""
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        text = f"the networks cannot read x: a batch {in_words(batch)} gave the error '{said}'"
-        if self.reads is None:
-            return f"{text}; give inputs like those they were fitted on."
-        return f"{text}; they were fitted on rows like {in_words(made_up(self.reads, 1))}."
+        like = "other inputs" if self.reads is None else f"rows like {in_words(made_up(self.reads, 1))}"
+        return f"the networks {_unread(batch, error)}; they were fitted on {like}."
+
+    def _pick(self, module: nn.Module, args: Any, found: Any) -> Tensor:
+        return self.picked(found)
 
     def picked(self, found: Any) -> Tensor:
         """Return the output among what a network returned."""
@@ -140,7 +139,11 @@ def detach(network: nn.Module) -> nn.Module:
     """Return the network as its maker wrote it, without the hooks of an interface."""
     for module in network.modules():
         for table in (module._forward_pre_hooks, module._forward_hooks):
-            for number in [n for n, hook in table.items() if is_of_interface(hook)]:
+            for number in [
+                n
+                for n, hook in table.items()
+                if getattr(hook, "__func__", hook) in (_spread, _contiguous, Interface._pick)
+            ]:
                 del table[number]
                 module._forward_pre_hooks_with_kwargs.pop(number, None)
     return network
@@ -153,62 +156,59 @@ def pick(found: Any, output: str | int | Function | None) -> Tensor:
     >>> pick({"logits": torch.ones(1), "loss": None}, "logits")
     tensor([1.])
     """
-    if output is None:
-        chosen = found
-    elif isinstance(output, Function):
-        chosen = output(found)
-    else:
-        chosen = _entry(found, output)
+    chosen = output(found) if isinstance(output, Function) else found if output is None else _entry(found, output)
     if isinstance(chosen, Tensor):
         return chosen
     if output is None:
+        names = names_in(found)
+        first = repr("logits" if "logits" in names else names[0]) if names else "0"
         raise InputError(
-            f"the network returns {described(found)}; say which of these is its output: fit(..., output={_first(found)}), or "
+            f"the network returns {described(found)}; say which of these is its output: fit(..., output={first}), or "
             "give a function that picks it."
         )
+    said = output.name if isinstance(output, Function) else repr(output)
     raise InputError(
-        f"output={_shown(output)} picks a {type(chosen).__name__} from what the network returns; it must be a tensor."
+        f"output={said} picks a {type(chosen).__name__} from what the network returns; it must be a tensor."
     )
 
 
 def _entry(found: Any, output: str | int) -> Any:
-    names = names_in(found)
-    if isinstance(output, str) and output in names:
-        return found[output] if isinstance(found, Mapping) else getattr(found, output)
-    if isinstance(output, int) and isinstance(found, tuple | list) and -len(found) <= output < len(found):
-        return found[output]
+    parts = _parts(found)
+    key = output + len(found) if output in range(-len(parts), 0) else output  # type: ignore[operator]  # a number, then
+    if key in parts:
+        return parts[key]
     if isinstance(found, Tensor):
         raise InputError(f"output={output!r}, but the network returns a tensor; leave output out.")
     raise InputError(
-        f"output={output!r} is not among what the network returns, {described(found)}.{did_you_mean(str(output), names)}"
+        f"output={output!r} is not among what the network returns, {described(found)}.{did_you_mean(str(output), names_in(found))}"
     )
+
+
+def _parts(found: Any) -> dict[Any, Any]:
+    """Return what can be picked from an output, by names and positions."""
+    if isinstance(found, Mapping):
+        return dict(found)
+    if dataclasses.is_dataclass(found):
+        held = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
+        return {name: value for name, value in held.items() if value is not None}
+    return {**dict(zip(getattr(found, "_fields", ()), found)), **dict(enumerate(found))} if _is_row(found) else {}
+
+
+def _is_row(found: Any) -> bool:
+    return isinstance(found, tuple | list)
 
 
 def names_in(found: Any) -> list[str]:
     """Return the names by which the parts of an output can be picked."""
-    if isinstance(found, Mapping):
-        return [str(name) for name in found]
-    if dataclasses.is_dataclass(found):
-        return [f.name for f in dataclasses.fields(found) if getattr(found, f.name) is not None]
-    return list(getattr(found, "_fields", ()))
+    return [name for name in _parts(found) if type(name) is str]
 
 
 def described(found: Any) -> str:
     """Return, for people, what a network returned."""
-    names = names_in(found)
-    kind = type(found).__name__
+    names, kind = names_in(found), type(found).__name__
     if names:
-        return f"a {kind} with {', '.join(repr(n) for n in names)}"
-    return f"a {kind} of {len(found)} parts, 0 to {len(found) - 1}" if isinstance(found, tuple | list) else f"a {kind}"
-
-
-def _first(found: Any) -> str:
-    names = names_in(found)
-    return repr("logits" if "logits" in names else names[0]) if names else "0"
-
-
-def _shown(output: str | int | Function) -> str:
-    return output.name if isinstance(output, Function) else repr(output)
+        return f"a {kind} with {', '.join(map(repr, names))}"
+    return f"a {kind} of {len(found)} parts, 0 to {len(found) - 1}" if _is_row(found) else f"a {kind}"
 
 
 def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -222,40 +222,26 @@ def _contiguous(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(mapped(in_order, arg) for arg in args)
 
 
-class _Spread:
-    """Passes the inputs of a batch as arguments."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) != 1 or not isinstance(args[0], dict | tuple | list):
-            return None
-        positions, keywords = _arguments(args[0])
-        return positions, keywords | kwargs
+def _spread(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pass the inputs of a batch as arguments."""
+    if len(args) != 1 or isinstance(args[0], Tensor):
+        return None
+    positions, keywords = _arguments(args[0])
+    return positions, keywords | kwargs
 
 
-class _Pick:
-    """Returns the output instead of all that the network returned."""
-
-    def __init__(self, interface: Interface):
-        self.interface = interface
-
-    def __call__(self, module: nn.Module, args: Any, found: Any) -> Tensor:
-        return self.interface.picked(found)
-
-
-def is_of_interface(hook: Any) -> bool:
-    """Return whether a hook of a network is one that an interface has attached."""
-    return isinstance(hook, _Spread | _Pick) or hook is _contiguous
+def _unread(batch: Batch, error: Exception) -> str:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"cannot read x: a batch {in_words(batch)} gave the error '{said}'"
 
 
 def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:
     """Return, for people, why a network could not read a batch."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    text = f"the network cannot read x: a batch {in_words(batch)} gave the error '{said}'"
     if isinstance(batch, Tensor):
-        return f"{text}; give inputs of the shape and type that its forward takes."
-    wanted = [str(p) for p in inspect.signature(network.forward).parameters.values()]
+        return f"the network {_unread(batch, error)}; give inputs of the shape and type that its forward takes."
+    wanted = ", ".join(map(str, inspect.signature(network.forward).parameters.values()))
     how = "as keywords" if isinstance(batch, dict) else "as positions"
-    return f"{text}; its parts were passed {how}, and forward takes ({', '.join(wanted)})."
+    return f"the network {_unread(batch, error)}; its parts were passed {how}, and forward takes ({wanted})."
 
 
 def is_lazy(network: nn.Module) -> bool:

@@ -1,9 +1,8 @@
 """Which of a network's layers a pass calls, in what order, which of them read the inputs and which the output needs."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -12,22 +11,15 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from choral.base import draws
 
-_ENDS: ContextVar[tuple[tuple[str, ...], str]] = ContextVar("ends", default=((), ""))
 
-
-@contextmanager
-def with_ends(first: tuple[str, ...], last: str) -> Iterator[None]:
+def with_ends(first: tuple[str, ...], last: str) -> AbstractContextManager[None]:
     """Let conversions take layers for those that read the inputs and give the output, instead of those declared first and last."""
-    token = _ENDS.set((first, last))
-    try:
-        yield
-    finally:
-        _ENDS.reset(token)
+    return draws.under(ends=(first, last))
 
 
 def first_layers(names: Sequence[str]) -> list[str]:
     """Return the layers that read the inputs: those that a dry run found, none perhaps, or the one that is declared first."""
-    found = _ENDS.get()[0]
+    found = draws.now().ends[0]
     return [n for n in found if n in names] if found else list(names[:1])
 
 
@@ -38,7 +30,7 @@ def output_last(names: Sequence[str]) -> list[str]:
     ...     output_last(["head", "body", "aside"])
     ['body', 'aside', 'head']
     """
-    last = _ENDS.get()[1]
+    last = draws.now().ends[1]
     return [*(n for n in names if n != last), last] if last in names else list(names)
 
 
@@ -119,12 +111,7 @@ class Calls:
 
 
 def executed(network: nn.Module, example: Any) -> list[Called]:
-    """Return the calls of modules in a pass in evaluation mode, in their order.
-
-    Args:
-        network: any network; it is not changed.
-        example: what it reads; a tuple holds several arguments.
-    """
+    """Return the calls of modules in a pass in evaluation mode, in their order; a tuple as example holds several arguments."""
     with evaluating(network), Calls(network, ()) as calls, torch.enable_grad(), draws.keyed(0):
         output = network(*(example if isinstance(example, tuple) else (example,)))
     return calls.of(output)
@@ -159,32 +146,32 @@ def _nodes(value: Any) -> Iterator[Node]:
             yield from _nodes(part)
 
 
-def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
-    """Return nodes and all that they were computed from."""
+def _reached(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+    """Return nodes and all that follow from them."""
     found = dict.fromkeys(nodes)
     stack = list(found)
     while stack:
-        for node, _ in stack.pop().next_functions:
-            if node is not None and node not in found:
+        for node in following(stack.pop()):
+            if node not in found:
                 found[node] = None
                 stack.append(node)
     return found
 
 
-def _depending(nodes: Iterable[Node], leaves: set[int]) -> set[Node]:
+def _before(node: Node) -> list[Node]:
+    return [before for before, _ in node.next_functions if before is not None]
+
+
+def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
+    """Return nodes and all that they were computed from."""
+    return _reached(nodes, _before)
+
+
+def _depending(nodes: Collection[Node], leaves: set[int]) -> set[Node]:
     """Return those of the nodes of a graph that were computed from some of its leaves."""
     users: dict[Node, list[Node]] = defaultdict(list)
-    stack: list[Node] = []
     for node in nodes:
-        if id(getattr(node, "variable", None)) in leaves:
-            stack.append(node)
-        for before, _ in node.next_functions:
-            if before is not None:
-                users[before].append(node)
-    found = set(stack)
-    while stack:
-        for node in users[stack.pop()]:
-            if node not in found:
-                found.add(node)
-                stack.append(node)
-    return found
+        for before in _before(node):
+            users[before].append(node)
+    ours = (node for node in nodes if id(getattr(node, "variable", None)) in leaves)
+    return set(_reached(ours, lambda node: users[node]))

@@ -8,9 +8,9 @@ run equals an unbroken one. Draws made *inside* a forward pass are in `choral.ba
 import hashlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,46 +34,48 @@ def generator(seed: int, *place: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(key(seed, *place))
 
 
-class _Draws(TorchDispatchMode):
-    """Note the operations of the block that draw from a global generator, and lend them one if there is one to lend.
+LOCK = threading.RLock()
+"""Global generators are lent to one thread at a time; a draw that another one makes meanwhile outside of choral is disturbed."""
+
+
+class _Lent(TorchDispatchMode):
+    """Lends a generator to the operations of the block that draw from a global one, and notes which drew.
 
     Modes are seen by their own thread alone.
     """
 
-    def __init__(self, generator: torch.Generator | None = None):
+    def __init__(self, generator: torch.Generator):
         super().__init__()
         self._generator = generator
         self.names: list[str] = []
 
-    @property
-    def count(self) -> int:
-        """How many operations have drawn."""
-        return len(self.names)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or _has_generator(args, kwargs):
+        given = any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
+        if given or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        if _draws(func, args):
+        like = next((a.device for a in args if isinstance(a, torch.Tensor)), kwargs.get("device"))
+        device = torch.device(like or "cpu").type
+        taking = _taking_generator(func) if device in ("cpu", "meta") else None
+        if taking is not None:
+            before = self._generator.get_state()
+            found = taking(*args, **kwargs | {"generator": self._generator})
+            after = self._generator.get_state()
+        else:  # it knows no other than the global one, whose draws are then those of the lent one
+            states: Any = torch if device in ("cpu", "meta") else torch.get_device_module(device)
+            with LOCK, torch.random.fork_rng():
+                torch.manual_seed(int(torch.randint(1 << 62, (), generator=self._generator)))
+                before = states.get_rng_state()
+                found = func(*args, **kwargs)
+                after = states.get_rng_state()
+        if not torch.equal(before, after):
             self.names.append(func.overloadpacket.__name__)
-        if self._generator is None:
-            return func(*args, **kwargs)
-        taking = _taking_generator(func)
-        if taking is None or _elsewhere(args, kwargs):
-            with _borrowed(self._generator):
-                return func(*args, **kwargs)
-        return taking(*args, **kwargs | {"generator": self._generator})
-
-
-def _has_generator(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
+        return found
 
 
 def _taking_generator(func: Any) -> Any | None:
     """Return the overload of an operation that takes a generator, or None."""
-    if any(a.name == "generator" for a in func._schema.arguments):
-        return func
-    given = [(a.name, str(a.type)) for a in func._schema.arguments]
+    given = [(a.name, str(a.type)) for a in func._schema.arguments if a.name != "generator"]
     for name in func.overloadpacket.overloads():
         other = getattr(func.overloadpacket, name)
         wanted = [(a.name, str(a.type)) for a in other._schema.arguments if a.name != "generator"]
@@ -82,76 +84,55 @@ def _taking_generator(func: Any) -> Any | None:
     return None
 
 
-def _elsewhere(args: Any, kwargs: Any) -> bool:
-    """Return whether an operation runs on a device that a generator of the processor does not serve."""
-    devices = [a.device for a in args if isinstance(a, torch.Tensor)] + [torch.device(kwargs.get("device") or "cpu")]
-    return any(device.type not in ("cpu", "meta") for device in devices)
-
-
-_global_generator = threading.Lock()
-
-
 @contextmanager
-def _borrowed(generator: torch.Generator) -> Iterator[None]:
-    """Lend torch's global generators to an operation that knows no other; its draws are those of `generator`.
-
-    The one place where choral touches them, one thread at a time; a draw that another thread makes meanwhile outside of choral is
-    disturbed.
-    """
-    with _global_generator, torch.random.fork_rng():
-        torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))
-        yield
-
-
-@contextmanager
-def seeded(seed: int, *place: int | str) -> Iterator[_Draws]:
+def seeded(seed: int, *place: int | str) -> Iterator[list[str]]:
     """Make code that is not ours and draws from torch's global generator draw from the generator of a place instead.
 
     The numbers are those that `torch.manual_seed(key(seed, *place))` would give. The global generator itself is not touched, so
-    other threads neither disturb the block nor are disturbed by it.
+    other threads neither disturb the block nor are disturbed by it. The block is given the names of the operations that drew.
     """
-    with _Draws(generator(seed, *place)) as lent:
-        yield lent
+    with _Lent(generator(seed, *place)) as lent:
+        yield lent.names
 
 
-_other_generators = threading.RLock()
+class _Global(NamedTuple):
+    """How a global generator is read, set and seeded."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+    seed: Callable[[int], Any]
+
+
+GLOBAL = {
+    "torch": _Global(
+        lambda: (torch.get_rng_state(),),
+        lambda state: torch.set_rng_state(*state),
+        torch.default_generator.manual_seed,
+    ),
+    "numpy": _Global(np.random.get_state, np.random.set_state, lambda key: np.random.seed(key % (1 << 32))),
+    "random": _Global(random.getstate, random.setstate, random.seed),
+}
+
+
+def global_states() -> dict[str, Any]:
+    """Return where the generators of torch, numpy and Python stand."""
+    return {name: generator.get() for name, generator in GLOBAL.items()}
+
+
+def moved(before: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """Return those of some generators that were drawn from since."""
+    return {n for n in names if not all(map(np.array_equal, before[n], GLOBAL[n].get()))}
 
 
 @contextmanager
 def elsewhere(key: int) -> Iterator[None]:
-    """Seed the global generators of numpy and Python by a key, for code that is not ours, and give them back as they were.
-
-    One thread at a time; a draw that another thread makes meanwhile outside of choral is disturbed.
-    """
-    with _other_generators:
-        before = np.random.get_state(), random.getstate()
-        np.random.seed(key % (1 << 32))
-        random.seed(key)
+    """Seed the global generators of numpy and Python by a key, for code that is not ours, and give them back as they were."""
+    with LOCK:
+        before = global_states()
         try:
+            for name in ("numpy", "random"):
+                GLOBAL[name].seed(key)
             yield
         finally:
-            np.random.set_state(before[0])
-            random.setstate(before[1])
-
-
-def _draws(func: Any, args: Any) -> bool:
-    """Return whether an operation that can draw does: not without values, and some layers for their dropout alone."""
-    if any(isinstance(a, torch.Tensor) and a.is_meta for a in args):
-        return False
-    named = dict(zip((a.name for a in func._schema.arguments), args))
-    if func.overloadpacket.__name__.startswith(("lstm", "gru", "rnn_")):
-        return bool(named.get("train")) and float(named.get("dropout") or 0) > 0
-    if "scaled_dot_product" in func.overloadpacket.__name__:
-        return float(named.get("dropout_p") or 0) > 0
-    if "rrelu" in func.overloadpacket.__name__:
-        return bool(named.get("training"))
-    if func.overloadpacket.__name__ == "native_dropout":  # which nested tensors go through in evaluation too
-        return named.get("train") is not False
-    return True
-
-
-@contextmanager
-def watched() -> Iterator[list[str]]:
-    """Note the operations of the block, of this thread alone, that draw from a global generator of torch."""
-    with _Draws() as watch:
-        yield watch.names
+            for name in ("numpy", "random"):
+                GLOBAL[name].put(before[name])

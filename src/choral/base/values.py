@@ -2,21 +2,47 @@
 
 Everything a recipe is made of (phases, schedules, optimizers, structures, penalties) is a frozen dataclass that
 inherits from `Value`. The name of its class is its kind; only kinds defined in Python code can be read back, so a file
-never decides what code is imported.
+never decides what code is imported. Functions of the user's are values too: they are known by a portrait, a digest of what
+they hold and do.
 """
 
 import functools
+import hashlib
 import inspect
+import logging
+import re
+import sys
+import sysconfig
+import tokenize
 from abc import ABCMeta
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)  # fmt: skip
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from choral.base.arguments import bound, check_type, is_plain
 from choral.base.errors import InputError, did_you_mean
 
+_PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = (__file__.rpartition("base")[0], "<frozen", *_PACKAGES)
+_LONGEST = 200  # characters of a part of a portrait; a digest stands for the rest
+_OF_TORCH = set(vars(nn.Module()))
+_PLAIN = (type(None), str, int, float, complex, bool, bytes, np.generic, torch.dtype, torch.device)
+_HELD = (list, tuple, dict, set, frozenset, np.ndarray, Tensor, nn.Module, SimpleNamespace)
+_CALLED = (FunctionType, MethodType, functools.partial, type, functools._lru_cache_wrapper)
 _KINDS: dict[str, type["Value"]] = {}
 
 
@@ -48,7 +74,7 @@ def _of_python(given: Any) -> Any:
     (2, {'rate': 0.5}, [True], 'a')
     """
     if isinstance(given, np.generic):
-        return float(given) if isinstance(given, np.floating) else given.item()
+        return given.astype(float).item() if given.dtype.kind == "f" else given.item()
     if type(given) in (tuple, list):
         return type(given)(map(_of_python, given))
     return {name: _of_python(value) for name, value in given.items()} if type(given) is dict else given
@@ -75,14 +101,15 @@ class Value(metaclass=_Checked):
 
 
 def _encode(item: Any) -> Any:
-    if isinstance(item, Value):
-        return item.to_dict()
-    if isinstance(item, tuple | list):
-        return [_encode(i) for i in item]
-    if isinstance(item, Mapping):
-        return {str(k): _encode(v) for k, v in item.items()}
-    if item is None or isinstance(item, str | int | float | bool):
-        return item
+    match item:
+        case Value():
+            return item.to_dict()
+        case tuple() | list():
+            return [_encode(i) for i in item]
+        case Mapping():
+            return {str(k): _encode(v) for k, v in item.items()}
+        case None | str() | int() | float():
+            return item
     raise InputError(
         f"{item!r} cannot be written into a plan: only numbers, strings, tuples and choral's own values can; "
         "name layers by patterns instead of functions."
@@ -90,12 +117,13 @@ def _encode(item: Any) -> Any:
 
 
 def _decode(item: Any) -> Any:
-    if isinstance(item, Mapping):
-        if "kind" in item:
+    match item:
+        case {"kind": _}:
             return from_dict(item)
-        return {k: _decode(v) for k, v in item.items()}
-    if isinstance(item, list | tuple):
-        return tuple(_decode(i) for i in item)
+        case Mapping():
+            return {k: _decode(v) for k, v in item.items()}
+        case list() | tuple():
+            return tuple(map(_decode, item))
     return item
 
 
@@ -130,3 +158,212 @@ def _hints(kind: str) -> dict[str, Any]:
         return get_type_hints(_KINDS[kind])
     except NameError:  # a class of the user's own, whose annotations are not importable
         return {}
+
+
+def digest(data: str | bytes) -> str:
+    """Return the beginning of the SHA-256 of a text or of bytes."""
+    data = data.encode(errors="backslashreplace") if isinstance(data, str) else data
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def portrait(value: Any) -> str:
+    """Return a short text of a value that changes with what it holds or does, and is the same in the next process.
+
+    A function counts by its source text, defaults, attributes and enclosed values, and by the constants, functions and classes it
+    names; an object by its class and attributes; an array by the SHA-256 of its bytes. Comments are part of the source text. Code typed
+    where Python keeps no text counts by its instructions. Code of installed packages counts by its name.
+
+    >>> portrait([1, {"rate": 0.5}])
+    "(1, {'rate': 0.5})"
+    """
+    return _Portrait().of(value)
+
+
+class _Portrait:
+    """Describes values, each object once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, str]] = {}
+
+    def of(self, value: Any) -> str:
+        if isinstance(value, _PLAIN):
+            return _cut(repr(value))
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value, "itself"
+            self._seen[id(value)] = value, _cut(self._text(value))
+        return self._seen[id(value)][1]
+
+    def _text(self, value: Any) -> str:
+        match value:
+            case Tensor():
+                return content_of(value)
+            case np.ndarray():
+                data = self.of(value.tolist()) if value.dtype.hasobject else digest(value.tobytes())
+                return f"{value.shape} {value.dtype} {data}"
+            case nn.Module():
+                parts = [f"{name}={self.of([type(m), own_attributes(m)])}" for name, m in value.named_modules()]
+                tensors = (*value.named_parameters(), *value.named_buffers())
+                return ", ".join(parts + [f"{name}: {content_of(t)}" for name, t in tensors])
+            case type():
+                return self._class(value)
+            case ModuleType() | logging.Logger():
+                return str(getattr(value, "__name__", None) or value.name)
+            case functools.partial():
+                return f"partial{self.of([value.func, value.args, value.keywords])}"
+            case MethodType():
+                return f"{self.of(value.__func__)} of {self.of(value.__self__)}"
+            case FunctionType():
+                return self._function(value)
+            case Mapping():
+                return f"{{{', '.join(sorted(f'{self.of(k)}: {self.of(v)}' for k, v in value.items()))}}}"
+            case set() | frozenset():
+                return f"{{{', '.join(sorted(map(self.of, value)))}}}"
+            case list() | tuple():
+                return f"({', '.join(map(self.of, value))})"
+        around = getattr(value, "__wrapped__", getattr(value, "__self__", None))  # of a cached or a built-in function
+        if callable(value) and around is not None and not isinstance(around, ModuleType):
+            return f"{_name(value)} of {self.of(around)}"
+        held = sorted(_held(value))
+        if held or not _is_packaged(type(value)):
+            return f"{self.of(type(value))}({', '.join(f'{k}={self.of(v)}' for k, v in held)})"
+        return _name(value) if callable(value) else re.sub(r" at 0x\w+", "", repr(value))
+
+    def _class(self, kind: type) -> str:
+        """Return the user's own code and constants in a class; what built a network is judged by the network."""
+        parts = []
+        for base in (b for b in kind.__mro__ if not _is_packaged(b)):
+            for name, item in sorted(vars(base).items()):
+                item = next((getattr(item, n) for n in ("__func__", "fget") if hasattr(item, n)), item)
+                counts = isinstance(item, _CALLED) or (isinstance(item, (*_PLAIN, tuple)) and name[:2] != "__")
+                if counts and not (name == "__init__" and issubclass(kind, nn.Module)):
+                    parts.append(f"{name}={self.of(item)}")
+        return kind.__qualname__ + (f" {digest(', '.join(parts))}" if parts else "")
+
+    def _function(self, function: FunctionType) -> str:
+        code = function.__code__
+        cells = zip(code.co_freevars, function.__closure__ or ())
+        held = vars(function) | {n: c.cell_contents for n, c in cells if c != CellType() and n != "__class__"}
+        if _is_installed(code.co_filename):
+            return _name(function) + (f" {digest(self.of(held))}" if held else "")
+        named = {n: v for n, v in _globals(function.__globals__, _names(code)) if n not in held}
+        parts = [_source_of(code), self.of([function.__defaults__, function.__kwdefaults__, held, named])]
+        return f"{_name(function)} {digest(', '.join(parts))}"
+
+
+@functools.cache  # so that a file edited after its code was loaded makes no difference
+def _source_of(code: CodeType) -> str:
+    """Return the source text of code with the column it begins at, which tells functions of one line apart."""
+    try:
+        column = min((start for _, _, start, _ in code.co_positions() if start), default=0)
+        return f"{inspect.getsource(code)}{column}"
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        constants = [_source_of(c) if isinstance(c, CodeType) else portrait(c) for c in code.co_consts]
+        return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+def content_of(tensor: Tensor) -> str:
+    """Return the shape, the type and the SHA-256 of a tensor's numbers."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return shape_of(tensor)
+    if tensor.is_nested:
+        return ", ".join(map(content_of, tensor.unbind()))
+    plain = tensor.detach().to_dense().cpu().resolve_conj().resolve_neg().flatten().contiguous()
+    return f"{shape_of(tensor)} {digest(plain.view(torch.uint8).numpy().tobytes())}"
+
+
+def shape_of(tensor: Tensor) -> str:
+    """Return the shape and type of a tensor in words."""
+    if is_lazy(tensor):
+        return "lazy"
+    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return a module's attributes beyond torch's; not the private ones of packages (a trainer's), which come and go."""
+    bases = (base for base in type(module).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins"))
+    hidden = "_" if any(map(_is_packaged, bases)) else "\0"
+    return {k: v for k, v in sorted(vars(module).items()) if k not in _OF_TORCH and not k.startswith(hidden)}
+
+
+def _is_packaged(kind: Any) -> bool:
+    """Return whether a class or module is Python's, an installed package's or choral's."""
+    name = getattr(kind, "__module__", None) or kind.__name__
+    standard = name.partition(".")[0] in sys.stdlib_module_names
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name != "__main__" and (standard or _is_installed(file))
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_INSTALLED) or "-packages" in file
+
+
+def _names(code: CodeType) -> list[str]:
+    """Return the globals and attributes that code names, also in functions inside it."""
+    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in _names(c)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
+
+
+def _globals(around: dict[str, Any], names: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what code means by names: globals, or something in a module of the user's own."""
+    modules = [vars(m) for m in around.values() if isinstance(m, ModuleType) and not _is_packaged(m)]
+    for name in names:
+        value = next((space[name] for space in (around, *modules) if name in space), around)
+        if value is not around and (isinstance(value, (*_PLAIN, *_HELD, *_CALLED)) or is_dataclass(value)):
+            yield name, value
+
+
+def _held(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object, in its dict and its slots; of packages' objects the public ones."""
+    slots = [n for b in type(value).__mro__ for n, s in vars(b).items() if isinstance(s, MemberDescriptorType)]
+    found = {n: getattr(value, n) for n in slots if hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
+    hidden = "_" if _is_packaged(type(value)) else "__"
+    yield from ((str(n), v) for n, v in found.items() if not str(n).startswith(hidden))
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... {digest(text)}"
+
+
+@dataclass(frozen=True)
+class Function(Value):
+    """A function given by the user, which a plan names but never writes: a plan read from a file has its name and digest alone.
+
+    Args:
+        name: module and qualified name.
+        digest: of its portrait: source text, settings and enclosed values.
+        call: the function itself, None after reading a file.
+    """
+
+    name: str
+    digest: str = ""
+    call: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+
+    @staticmethod
+    def of(function: Callable[..., Any]) -> "Function":
+        """Return a function as a value.
+
+        >>> Function.of(len).name
+        'builtins.len'
+        """
+        named: Any = function
+        while isinstance(named, functools.partial):
+            named = named.func
+        named = inspect.unwrap(named)
+        return Function(f"{getattr(named, '__module__', '?')}.{_name(named)}", digest(portrait(function)), function)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and the digest; a function is never written into a file."""
+        return {"kind": type(self).__name__, "name": self.name, "digest": self.digest}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        if self.call is None:
+            raise InputError(
+                f"a file names the function {self.name} but never brings code; make the recipe again in Python, with the "
+                "function in it."
+            )
+        return self.call(*args, **kwargs)

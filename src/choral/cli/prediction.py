@@ -154,7 +154,7 @@ def plain_cell(value: Any) -> Any:
 
 def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, Any, Any]:
     """Return a file's inputs as the ensemble was trained on, its targets if they are wanted, and the table (None for arrays)."""
-    from choral.data.arrays import read_inputs, read_labeled
+    from choral.data.problems import read_inputs, read_labeled
     from choral.tables.reading import ENDINGS, ending, read_table
     from choral.tables.table import with_target
 

@@ -17,10 +17,10 @@ from choral.base.types import Build
 from choral.callbacks import Bars, one_of
 from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
 from choral.comparison.evaluation import Trial, judged, make_trial, row_of, rows_of, shuffled
-from choral.data.frames import arranged, columns_in
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
 from choral.data.sources import source_of
+from choral.data.tensors import arranged, columns_in
 from choral.engine.compute import Compute, is_far
 from choral.engine.events import Callback
 from choral.engine.files import write_json

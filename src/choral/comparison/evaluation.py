@@ -22,9 +22,9 @@ from choral import __version__, metrics
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import InputError, RunError
-from choral.data.frames import names_of
 from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs, as_weights
+from choral.data.tensors import names_of
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.predictions import Predictive, brief_of, scores_of

@@ -5,26 +5,33 @@ generators are set by a key before each item and given back afterwards, in worke
 found out by their generators standing still, and pay for that look alone.
 """
 
-import copy
-import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from choral.base import batches, rng
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, InputError, did_you_mean, warn
-from choral.data.given import as_inputs, as_targets, cast_targets
-from choral.data.tensors import Source, arrays_of, bounds, hashed
+from choral.base.draws import under
+from choral.base.errors import InputError, did_you_mean, warn
+from choral.data.tensors import (
+    Batches,
+    Keys,
+    Share,
+    Source,
+    arrays_of,
+    as_inputs,
+    as_targets,
+    bounds,
+    cast_targets,
+    hashed,
+)  # fmt: skip
 
 _LOOKED_AT = 4096  # items that identify a dataset without a name, at most; and of their bytes:
 _BYTES = 64 << 20
@@ -48,18 +55,18 @@ class Keyed(Dataset[Any]):
 
     def __getitems__(self, wanted: Sequence[Numbered]) -> list[Any]:
         """Return some items, as torch's loader asks for them."""
-        with _without_modes(), _held:
-            were = global_states()
+        with under(stream=None), _disable_current_modes(), rng.LOCK:  # workers inherit what runs around them
+            before = rng.global_states()
             try:
                 while True:
                     items = self._read(wanted)
-                    more = moved(were, _GENERATORS.keys() - self.drawn)
+                    more = rng.moved(before, rng.GLOBAL.keys() - self.drawn)
                     if not more:
                         return items
                     self.drawn |= more
             finally:
                 for name in self.drawn:
-                    _GENERATORS[name].put(were[name])
+                    rng.GLOBAL[name].put(before[name])
 
     def _read(self, wanted: Sequence[Numbered]) -> list[Any]:
         if self._many and not self.drawn:
@@ -70,68 +77,8 @@ class Keyed(Dataset[Any]):
         if self.drawn:
             own = rng.key(key, position, number)
             for name in self.drawn:
-                _GENERATORS[name].seed(own)
+                rng.GLOBAL[name].seed(own)
         return self.dataset[number]
-
-
-@dataclass(frozen=True)
-class _Generator:
-    """How a global generator is read, set, seeded and compared."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], None]
-    seed: Callable[[int], Any]
-    equal: Callable[[Any, Any], bool] = lambda one, other: bool(one == other)
-
-
-_GENERATORS = {
-    "torch": _Generator(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed, torch.equal),
-    "numpy": _Generator(
-        np.random.get_state,
-        np.random.set_state,
-        lambda key: np.random.seed(key % (1 << 32)),
-        lambda one, other: one[2:] == other[2:] and np.array_equal(one[1], other[1]),
-    ),
-    "random": _Generator(random.getstate, random.setstate, random.seed),
-}
-
-
-def global_states() -> dict[str, Any]:
-    """Return where the generators of torch, numpy and Python stand."""
-    return {name: generator.get() for name, generator in _GENERATORS.items()}
-
-
-def moved(before: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Return those of some generators that were drawn from since."""
-    return {n for n in names if not _GENERATORS[n].equal(before[n], _GENERATORS[n].get())}
-
-
-_held = threading.RLock()  # the global generators are lent to one thread at a time
-
-
-@contextmanager
-def _without_modes() -> Iterator[None]:
-    """Let code of the user's draw from torch's own generator: workers inherit the modes of the thread that started them."""
-    with _disable_current_modes():
-        modes = [_pop_mode() for _ in _get_current_function_mode_stack()]
-        try:
-            yield
-        finally:
-            for mode in reversed(modes):
-                _push_mode(mode)
-
-
-class _Batches:
-    """The batches of the next epoch, as a sampler that a loader with lasting workers asks anew each time."""
-
-    def __init__(self, batches: list[list[Numbered]]):
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[Numbered]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class DatasetSource(Source):
@@ -144,6 +91,7 @@ class DatasetSource(Source):
         workers: loader processes.
         collate: makes a batch of items; torch's own if None.
         target: the key of the target where items are dicts.
+        weight: which part of an item is its weight, if one is: a key of dicts, or 2 for items (x, y, weight).
         options: further arguments of torch's loader.
     """
 
@@ -154,34 +102,34 @@ class DatasetSource(Source):
         workers: int = 0,
         collate: Any = None,
         target: str | int | None = None,
+        weight: str | int | None = None,
         options: Mapping[str, Any] | None = None,
     ):
-        self.dataset, self.workers, self.collate, self.target = dataset, workers, collate, target
-        self._items, self._options = Keyed(dataset), dict(options or {})
-        self._floats = torch.float32
-        self._next = _Batches([])
-        self._lasting: DataLoader[Any] | None = None
+        self.workers, self.collate, self.target, self.weight = workers, collate, target, weight
+        self.is_ragged = collate not in (None, default_collate)
+        self._options, self._floats = dict(options or {}), torch.float32
         self._read: Callable[[Tensor], Tensor] | None = None
-        self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
-        self.points = len(dataset)  # type: ignore[arg-type]  # checked to be map-style by source_of
+        self._take(dataset)
+
+    def _take(self, dataset: Any) -> Self:
+        """Read this dataset from now on."""
+        self.dataset, self._items, self.points = dataset, Keyed(dataset), len(dataset)
         if not self.points:
             raise InputError("the dataset is empty; give at least one item.")
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether it has a collate function of its own."""
-        return self.collate not in (None, default_collate)
+        self._next: list[list[Numbered]] = []  # the batches that the lasting workers read next
+        self._lasting: DataLoader[Any] | None = None
+        self._reading = threading.Lock()  # only one epoch at a time can be read by the lasting workers
+        return self
 
     def settle(self, floats: torch.dtype) -> None:
         """Cast every batch."""
         self._floats = floats
 
-    def _load(self, numbers: list[list[Numbered]]) -> Iterator[tuple[Batch, Tensor]]:
+    def _load(self, numbers: list[list[Numbered]]) -> Batches:
         lasting = self.workers > 0 and self._reading.acquire(blocking=False)
         try:
-            loader = self._lasting_loader(numbers) if lasting else self._loader(_Batches(numbers))
-            for batch in _loaded(loader, type(self.dataset).__name__):
-                x, y = parted(batch, self.target)
+            for batch in self._lasting_loader(numbers) if lasting else self._loader(numbers):
+                x, y = parted(batch, self.target, self.weight)
                 given = as_targets(y)
                 read = given if self._read is None else cast_targets(self._read(given), self._floats)
                 yield as_inputs(x, self._floats), read
@@ -189,10 +137,10 @@ class DatasetSource(Source):
             if lasting:
                 self._reading.release()
 
-    def _loader(self, batches: _Batches, *, lasting: bool = False) -> DataLoader[Any]:
+    def _loader(self, numbers: list[list[Numbered]], *, lasting: bool = False) -> DataLoader[Any]:
         return DataLoader(
             self._items,
-            batch_sampler=batches,
+            batch_sampler=numbers,
             num_workers=self.workers,
             collate_fn=self.collate or collated,
             persistent_workers=lasting,
@@ -201,59 +149,40 @@ class DatasetSource(Source):
         )
 
     def _lasting_loader(self, numbers: list[list[Numbered]]) -> DataLoader[Any]:
-        self._next.batches = numbers
+        self._next[:] = numbers
         if self._lasting is None:
             self._lasting = self._loader(self._next, lasting=True)
         return self._lasting
+
+    def item_weights(self) -> Tensor:
+        """Return the weights that items bring; every item is read once for that."""
+        found = [weight_in(self._items.__getitems__([(0, i, i)])[0], self.weight) for i in range(self.points)]
+        return torch.tensor([float(w) for w in found], dtype=torch.float64)
 
     def example(self, count: int = 2) -> tuple[Batch, Tensor]:
         """Return the first items as a batch."""
         return next(self._load([[(0, i, i) for i in range(min(count, self.points))]]))
 
-    def epoch(
-        self,
-        order: Tensor,
-        batch_size: int,
-        *,
-        keys: Sequence[int] | None = None,
-        among: tuple[int, int] = (0, 1),
-    ) -> Iterator[tuple[Batch, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield batches made by the loader."""
         rows = order if order.dim() == 2 else order.unsqueeze(0)
         keyed = zip(keys or [0] * len(rows), rows.tolist())
         each = [[(key, i, number) for i, number in enumerate(row)] for key, row in keyed]
         places = bounds(order.shape[-1], batch_size, among)
+        made = self._load([own[a:b] for a, b in places for own in each])
         if order.dim() == 1:
-            yield from self._load([each[0][a:b] for a, b in places])
-        elif self.is_ragged:
-            made = self._load([own[a:b] for a, b in places for own in each])
-            for _ in places:
-                yield _stacked([next(made) for _ in each])
-        else:
-            for x, y in self._load([[item for own in each for item in own[a:b]] for a, b in places]):
-                yield batches.mapped(lambda t: t.unflatten(0, (len(each), -1)), x), y.unflatten(0, (len(each), -1))
-
-    def targets(self) -> Tensor | None:
-        """Return None: they are not in memory."""
-        return None
+            yield from made
+            return
+        for _ in places:
+            yield _stacked([next(made) for _ in each])
 
     def part(self, rows: Tensor) -> "Source":
         """Return some of the items, read by workers of their own."""
-        twin = DatasetSource(
-            Subset(self.dataset, rows.tolist()),
-            workers=self.workers,
-            collate=self.collate,
-            target=self.target,
-            options=self._options,
-        )
-        twin._floats, twin._read, twin.loader = self._floats, self._read, self.loader
-        return twin
+        return self._with()._take(Subset(self.dataset, rows.tolist()))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same items, their targets read as they come."""
-        twin = copy.copy(self)
-        twin._read = read
-        return twin
+        return self._with(_read=read)
 
     def digest(self) -> str:
         """Return the length and class with what tells two datasets apart: a name given by the user, or the items.
@@ -279,28 +208,8 @@ class DatasetSource(Source):
 
     def _hashed(self, numbers: Sequence[int]) -> str:
         wanted = [[(0, n, n) for n in numbers[a : a + _READ]] for a in range(0, len(numbers), _READ)]
-        raw = copy.copy(self)
-        raw._read = None
-        return hashed([array for x, y in raw._load(wanted) for array in arrays_of(x, y)], self.weights)
-
-
-def _loaded(loader: DataLoader[Any], name: str) -> Iterator[Any]:
-    """Yield batches; InputError where the user's code cannot give an item, or torch cannot make a batch of them."""
-    batches_of = iter(loader)
-    while True:
-        try:
-            batch = next(batches_of)
-        except StopIteration:
-            return
-        except (ChoralError, MemoryError):
-            raise
-        except Exception as error:  # code of the user's may fail in any way
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(
-                f"items of the {name} cannot be read, or not be made a batch ({type(error).__name__}: {said}); every number from 0 to its "
-                "length must give an item, all of one kind."
-            ) from error
-        yield batch
+        raw = self._with(_read=None)._load(wanted)
+        return hashed([array for x, y in raw for array in arrays_of(x, y)], self.weights)
 
 
 def _stacked(each: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:
@@ -334,7 +243,7 @@ def collated(items: list[Any]) -> Any:
     return default_collate(whole)
 
 
-def parted(item: Any, target: str | int | None = None) -> tuple[Any, Any]:
+def parted(item: Any, target: str | int | None = None, weight: str | int | None = None) -> tuple[Any, Any]:
     """Return the inputs and the targets in what a dataset or loader gives: a pair, or with a target's name, a dict.
 
     >>> parted({"image": 1, "age": 2, "label": 3}, "label")
@@ -348,16 +257,15 @@ def parted(item: Any, target: str | int | None = None) -> tuple[Any, Any]:
                 f"the data are dicts with {', '.join(map(repr, names))}; {given}say which is the target: fit(..., target="
                 f"{names[-1]!r}), and all others become inputs by keyword.{did_you_mean(str(target), names)}"
             )
-        return {name: value for name, value in item.items() if name != target}, item[target]
+        return {name: value for name, value in item.items() if name not in (target, weight)}, item[target]
     if target is not None:
         raise InputError(
             f"target={target!r}, but the data are no dicts; leave it out: the second of a pair is the target."
         )
-    if isinstance(item, tuple | list) and len(item) == 2:
+    if isinstance(item, tuple | list) and len(item) in (2, 2 if weight is None else 3):
         return item[0], item[1]
-    parts = f"{len(item)} parts" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
     raise InputError(
-        f"an item of the dataset is {parts}; it must be a pair (x, y), with several inputs as ((x1, x2), y) or a dict of them, "
+        f"an item of the dataset is {_kind(item)}; it must be a pair (x, y), with several inputs as ((x1, x2), y) or a dict of them, "
         "a dict together with fit(..., target='its key'), or (x, y, weight) together with fit(..., sample_weight=2)."
     )
 
@@ -368,93 +276,20 @@ def is_key(weights: Any) -> bool:
     >>> is_key("weight"), is_key(2), is_key([1.0, 2.0]), is_key(None)
     (True, True, False, False)
     """
-    return isinstance(weights, str) or (isinstance(weights, int) and not isinstance(weights, bool))
+    return type(weights) in (str, int)
 
 
-def without_weights(data: Any, key: str | int) -> tuple[Any, Tensor]:
-    """Return data without the weights of its items, and those; every item is read once for that.
-
-    Args:
-        data: a dict of arrays, or a map-style Dataset or a DataLoader over one with torch's own collate function.
-        key: where the weight is: a key of dicts, or 2 for items (x, y, weight).
-    """
-    if isinstance(data, Mapping):
-        return {n: part for n, part in data.items() if n != key}, torch.as_tensor(np.asarray(_weight(data, key)))
-    if isinstance(data, DataLoader):
-        if data.collate_fn is not default_collate:
-            raise InputError(
-                f"sample_weight={key!r} takes a part out of every item, which the DataLoader's collate function would miss; give the weights as an "
-                "array, one number for each item."
-            )
-        kept, weights = without_weights(data.dataset, key)
-        return _loader_like(data, kept), weights
-    if not is_dataset(data):
-        raise InputError(
-            f"sample_weight={key!r} says which part of an item is its weight, but data is {_kind(data)}; give the weights themselves, one number for "
-            "each point."
-        )
-    if type(data) is TensorDataset and key == _LAST and len(data.tensors) == 3:
-        return TensorDataset(*data.tensors[:2]), data.tensors[2]
-    items = Keyed(data)
-    found = [_weight(items.__getitems__([(0, i, i)])[0], key) for i in range(len(items))]
-    return _Unweighted(data, key), torch.tensor([float(w) for w in found], dtype=torch.float64)
-
-
-class _Unweighted(Dataset[Any]):
-    """The items of a dataset without their weights."""
-
-    def __init__(self, dataset: Any, key: str | int):
-        self.dataset, self.key = dataset, key
-        name = getattr(dataset, "name", None)
-        if isinstance(name, str):
-            self.name = name
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        item = self.dataset[index]
-        if isinstance(item, Mapping):
-            return {name: part for name, part in item.items() if name != self.key}
-        return item[0], item[1]
-
-
-def _weight(item: Any, key: str | int) -> Any:
+def weight_in(item: Any, key: Any) -> Any:
     """Return the weight in an item, or of a dict of arrays; InputError if there is none."""
-    if isinstance(item, Mapping):
-        if key not in item:
-            names = [str(n) for n in item]
-            raise InputError(
-                f"sample_weight={key!r} is not among the keys {', '.join(map(repr, names))} of the data.{did_you_mean(str(key), names)}"
-            )
+    if key in (item if isinstance(item, Mapping) else range(_LAST, len(item))):
         return item[key]
-    if key != _LAST or not isinstance(item, tuple | list) or len(item) != 3:
-        raise InputError(
-            f"sample_weight={key!r}, but an item of the dataset is {_kind(item)}; sample_weight=2 takes items (x, y, weight), and a text the key of items that "
-            "are dicts."
-        )
-    return item[_LAST]
+    raise InputError(
+        f"sample_weight={key!r} is not a part of an item, which is {_kind(item)}; sample_weight=2 takes items (x, y, weight), and a text the key of "
+        "items that are dicts."
+    )
 
 
 def _kind(item: Any) -> str:
-    return (
-        f"a {type(item).__name__} of {len(item)} parts"
-        if isinstance(item, tuple | list)
-        else f"a {type(item).__name__}"
-    )
-
-
-def _loader_like(loader: DataLoader[Any], dataset: Any) -> DataLoader[Any]:
-    """Return a loader with the same sampler and workers over another dataset of equally many items."""
-    return DataLoader(
-        dataset,
-        batch_size=loader.batch_size,
-        sampler=loader.sampler,
-        num_workers=loader.num_workers,
-        drop_last=loader.drop_last,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-    )
+    if isinstance(item, Mapping):
+        return f"a dict with {', '.join(map(repr, item))}"
+    return f"a {type(item).__name__}" + (f" of {len(item)} parts" if isinstance(item, tuple | list) else "")

@@ -16,22 +16,28 @@ def to_images(x: np.ndarray, *, shape: tuple[int, int] | None = None) -> np.ndar
     [[0, 128], [255, 51]]
     """
     x = np.asarray(x)
-    if x.ndim == 2 and shape is not None and x.shape[1] == shape[0] * shape[1]:
-        x = x.reshape(len(x), 1, *shape)
-    if x.ndim != 4 or x.shape[1] not in (1, 3):
-        raise InputError(
+    why = _why_no_images(x, shape)
+    if why:
+        raise InputError(why)
+    x = x.reshape(len(x), 1, *shape) if x.ndim == 2 and shape is not None else x
+    x = x if x.dtype == np.uint8 else np.rint(x.clip(0, 1) * 255).astype(np.uint8)
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+
+
+def _why_no_images(x: np.ndarray, shape: tuple[int, int] | None) -> str:
+    flat = x.ndim == 2 and shape is not None and x.shape[1] == shape[0] * shape[1]
+    if not flat and (x.ndim != 4 or x.shape[1] not in (1, 3)):
+        return (
             f"x has shape {x.shape}; images are (batch, channel, height, width) with 1 or 3 channels, or flat rows whose "
             "height and width are given."
         )
-    if x.dtype != np.uint8:
-        low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
-        if x.dtype.kind != "f" or low < -1e-6 or high > 1 + 1e-6:
-            raise InputError(
-                f"x runs from {low:.4g} to {high:.4g} ({x.dtype}); images must be bytes or numbers from 0 to 1. Normalize "
-                "with choral.data.Normalize inside the ensemble instead of beforehand."
-            )
-        x = np.rint(x.clip(0, 1) * 255).astype(np.uint8)
-    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
+    if x.dtype == np.uint8 or (x.dtype.kind == "f" and low >= -1e-6 and high <= 1 + 1e-6):
+        return ""
+    return (
+        f"x runs from {low:.4g} to {high:.4g} ({x.dtype}); images must be bytes or numbers from 0 to 1. Normalize "
+        "with choral.data.Normalize inside the ensemble instead of beforehand."
+    )
 
 
 def from_images(images: np.ndarray, *, like: np.ndarray) -> np.ndarray:
@@ -48,11 +54,7 @@ def from_images(images: np.ndarray, *, like: np.ndarray) -> np.ndarray:
 
 def holds_images(x: np.ndarray, *, shape: tuple[int, int] | None = None) -> bool:
     """Return whether `to_images` would accept the inputs."""
-    try:
-        to_images(np.asarray(x)[:64], shape=shape)
-    except InputError:
-        return False
-    return True
+    return not _why_no_images(np.asarray(x)[:64], shape)
 
 
 def strange(x: np.ndarray, *, shape: tuple[int, int] | None = None, seed: int = 0) -> tuple[np.ndarray, str]:

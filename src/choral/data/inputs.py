@@ -8,13 +8,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from choral.base import devices, draws
+from choral.base.arguments import fits
 from choral.base.batches import Batch, in_words
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
@@ -22,15 +23,10 @@ from choral.base.values import Value
 
 @dataclass(frozen=True, kw_only=True)
 class Transform(Value, ABC):
-    """A change of a whole batch of inputs.
+    """A change of a whole batch of inputs."""
 
-    `only_training` says whether it is an augmentation (left out when predicting).
-    """
-
-    @property
-    def only_training(self) -> bool:
-        """Whether predictions go without it."""
-        return False
+    only_training: ClassVar[bool] = False
+    """Whether it is an augmentation, which predictions go without."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -72,15 +68,7 @@ class PadCrop(Transform):
     """Pad images by some pixels of zeros and crop them back at a random place."""
 
     pixels: int = 4
-
-    def __post_init__(self) -> None:
-        if self.pixels < 0:
-            raise InputError(f"pixels is {self.pixels}; give a whole number of 0 or more.")
-
-    @property
-    def only_training(self) -> bool:
-        """An augmentation."""
-        return True
+    only_training: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return shifted images (batch, channel, height, width)."""
@@ -97,10 +85,7 @@ class PadCrop(Transform):
 class HorizontalFlip(Transform):
     """Mirror each image left to right with probability one half."""
 
-    @property
-    def only_training(self) -> bool:
-        """An augmentation."""
-        return True
+    only_training: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return images, half of them mirrored."""
@@ -115,11 +100,7 @@ Transforms: TypeAlias = tuple[Transform, ...] | Mapping[str, tuple[Transform, ..
 def prepare(x: Batch, transforms: Transforms = (), *, training: bool, floats: torch.dtype = torch.float32) -> Batch:
     """Return a batch ready for the network: bytes scaled to [0, 1], then the transforms that apply.
 
-    Args:
-        x: a tensor, or several inputs.
-        transforms: as `checked_transforms` returns them.
-        training: whether augmentations apply.
-        floats: the type that scaled bytes take.
+    Transforms are as `checked_transforms` returns them; augmentations apply in training. Scaled bytes take the type `floats`.
     """
     if isinstance(x, Tensor):
         if x.dtype == torch.uint8:
@@ -136,16 +117,13 @@ def prepare(x: Batch, transforms: Transforms = (), *, training: bool, floats: to
 
 def checked_transforms(inputs: Any, x: Batch) -> Transforms:
     """Return transforms that fit a batch; raises InputError for any other."""
-    if isinstance(inputs, Transform):
-        inputs = (inputs,)
     if isinstance(inputs, Mapping):
         tensors = [n for n, t in x.items() if isinstance(t, Tensor)] if isinstance(x, dict) else []
-        for name in inputs:
-            if name not in tensors:
-                raise InputError(
-                    f"transforms has those for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
-                    f"dict.{did_you_mean(str(name), tensors)}"
-                )
+        for name in [n for n in inputs if n not in tensors]:
+            raise InputError(
+                f"transforms has those for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
+                f"dict.{did_you_mean(str(name), tensors)}"
+            )
         return {name: _transforms(own, f"transforms[{name!r}]") for name, own in inputs.items()}
     made = _transforms(inputs, "transforms")
     if made and not isinstance(x, Tensor):
@@ -157,7 +135,7 @@ def checked_transforms(inputs: Any, x: Batch) -> Transforms:
 
 def _transforms(given: Any, name: str) -> tuple[Transform, ...]:
     made = (given,) if isinstance(given, Transform) else given
-    if not isinstance(made, tuple | list) or not all(isinstance(t, Transform) for t in made):
+    if not fits(made, tuple[Transform, ...]):
         raise InputError(
             f"{name} is {given!r}; give transforms of choral.data, such as (Normalize(mean=..., std=...),)."
         )

@@ -1,7 +1,9 @@
 """Problems: training and test data with what is known about them; built-in ones, and those of .npz files."""
 
 import math
+import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +13,8 @@ import torch
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import short
-from choral.data.arrays import read_problem
 from choral.data.splitting import row_hashes, split, split_by_group, split_by_time
+from choral.data.tensors import TensorSource
 from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
 
 if TYPE_CHECKING:
@@ -67,10 +69,6 @@ class Problem:
         """Return the problem to train on and what to validate on, held out as test rows are.
 
         Without groups and times these are the problem itself and the share, which `fit` draws.
-
-        Args:
-            share: part of the training rows, or None.
-            seed: decides which groups.
         """
         if share is not None and not 0 < share < 1:
             raise InputError(f"--validation is {share}; give a part of the training rows, above 0 and below 1.")
@@ -134,9 +132,70 @@ def origin_of(name: str, holdout: float | None) -> str:
     return f"{name} --holdout {0 if holdout is None else holdout:g}"
 
 
+def read_arrays(path: Path, *choices: tuple[str, ...]) -> list[np.ndarray]:
+    """Return the arrays of an .npz file whose names are one of some choices, read without unpickling."""
+    try:
+        with path.open("rb") as file:
+            held = np.load(file, allow_pickle=False)
+            found = {n: held[n] for n in held.files}
+        shapes = [f"{n} {a.shape}" for n, a in found.items()]
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        pickled = "allow_pickle" in str(error) and zipfile.is_zipfile(path)
+        why = "it holds Python objects, which choral never unpickles" if pickled else str(error).strip()
+        raise InputError(
+            f"{path} cannot be read as an .npz file of arrays: {why or 'it is empty'}; make it with numpy.savez."
+        ) from error
+    for names in choices:
+        if found.keys() >= set(names):
+            return [found[n] for n in names]
+    wanted = ", or ".join(", ".join(names) for names in choices)
+    raise InputError(f"{path} holds {', '.join(shapes) or 'nothing'}; give {wanted}.")
+
+
 def from_npz(path: Path, likelihood: str | None) -> Problem:
     """Return the problem of an .npz file with x_train, y_train, x_test and y_test."""
-    return Problem(path.name, *read_problem(path, classes=likelihood in (None, "categorical", "ordinal")))
+    x_train, y_train, x_test, y_test = read_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
+    y_train = _checked(x_train, y_train, f"{path}: x_train, y_train")
+    y_test = _checked(x_test, y_test, f"{path}: x_test, y_test")
+    if x_train.shape[1:] != x_test.shape[1:] or (y_train.dtype.kind == "f") != (y_test.dtype.kind == "f"):
+        raise InputError(
+            f"{path}: x_train has rows of shape {x_train.shape[1:]} and x_test of {x_test.shape[1:]}, y_train holds {y_train.dtype} and y_test "
+            f"{y_test.dtype}; make them alike: whole numbers are classes, real numbers a regression."
+        )
+    if y_train.dtype.kind != "f" and likelihood in (None, "categorical", "ordinal"):
+        labels = np.unique(np.concatenate([y_train, y_test]))
+        if labels[-1] + 1 > 2 * len(labels) + 10:
+            raise InputError(
+                f"{path}: y holds {len(labels):,} different labels up to {labels[-1]:,}, and a network has one output for each number up to the "
+                "highest; number the classes 0, 1, 2, ..., or give real numbers for a regression."
+            )
+    return Problem(path.name, x_train, y_train, x_test, y_test)
+
+
+def read_labeled(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labeled rows of an .npz file: x_test and y_test, or x and y."""
+    x, y = read_arrays(path, ("x_test", "y_test"), ("x", "y"))
+    return x, _checked(x, y, f"{path}: x, y")
+
+
+def read_inputs(path: Path) -> np.ndarray:
+    """Return the inputs of an .npz file to predict: x, or x_test."""
+    (x,) = read_arrays(path, ("x",), ("x_test",))
+    _checked(x, np.zeros(x.shape[:1]), f"{path}: x")
+    return x
+
+
+def _checked(x: np.ndarray, y: np.ndarray, where: str) -> np.ndarray:
+    """Return the targets of inputs that a source of points accepts; booleans are classes."""
+    try:
+        TensorSource(x, y).settle(torch.float32)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    if x.ndim < 2 or not x.size:
+        raise InputError(
+            f"{where}: the inputs have shape {x.shape}; give (row, feature) or (row, channel, height, width), at least one of each."
+        )
+    return y.astype(np.int64) if y.dtype.kind == "b" else y
 
 
 def likelihood_named(name: str | Likelihood) -> Likelihood:
@@ -152,12 +211,8 @@ def likelihood_named(name: str | Likelihood) -> Likelihood:
 def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Problem, dict[str, float]]:
     """Return a problem whose training rows count by their classes, and the weights by the names of classes.
 
-    'balanced' lets every class count the same in all, n / (classes * rows of the class), so that weights average 1 over the rows.
-    Weights that rows have already are multiplied.
-
-    Args:
-        problem: the data, of classes.
-        asked: 'balanced', or weights by class, as a dict or in the words of the shell ('yes=5,no=1'); others count 1.
+    'balanced' lets every class count the same in all, n / (classes * rows of the class), so that weights average 1 over the rows. Other
+    weights are a dict by class, or the words of the shell ('yes=5,no=1'); classes not named count 1. Weights that rows have are multiplied.
     """
     if problem.task != "classification" and problem.likelihood != "bernoulli":
         raise InputError(
@@ -180,27 +235,19 @@ def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Proble
 
 
 def _given(asked: str | Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    """Return weights by class, given as a dict or as CLASS=WEIGHT with commas between."""
+    pairs = asked.items() if isinstance(asked, Mapping) else (p.rpartition("=")[::2] for p in asked.split(","))
     found: dict[str, float] = {}
-    pairs = list(asked.items()) if isinstance(asked, Mapping) else [_pair(part) for part in asked.split(",")]
     for name, weight in pairs:
-        key = str(name)
-        if key not in names:
+        key = str(name or weight).strip()
+        if key not in names or key in found:
             known = ", ".join(short(n, 20) for n in names[:10])
-            raise InputError(f"class weights name {short(key)!r}; the classes are {known}.{did_you_mean(key, names)}")
-        if key in found or not 0 <= weight < math.inf:
-            what = "twice" if key in found else f"with {weight:g}"
             raise InputError(
-                f"class weights name {short(key)!r} {what}; give each class once, with a number of 0 or more."
+                f"class weights name {short(key)!r}{' twice' if key in found else ''}; the classes are {known}; write balanced, or each class once "
+                f"with its weight, such as yes=5,no=1.{did_you_mean(key, names)}"
             )
-        found[key] = float(weight)
+        with suppress(ValueError):
+            found[key] = float(weight)
+        if not 0 <= found.get(key, math.nan) < math.inf:
+            raise InputError(f"class weights name {short(key)!r} with {weight}; give a number of 0 or more.")
     return found
-
-
-def _pair(text: str) -> tuple[str, float]:
-    name, sign, weight = text.rpartition("=")
-    try:
-        return (name if sign else text).strip(), float(weight)
-    except ValueError:
-        raise InputError(
-            f"class weights hold {short(text)!r}; write balanced, or CLASS=WEIGHT with commas between, such as yes=5,no=1."
-        ) from None

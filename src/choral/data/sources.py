@@ -24,25 +24,15 @@ from torch.utils.data import (
 )
 
 from choral.base.errors import InputError
-from choral.data.datasets import DatasetSource, collated, is_dataset, is_key, parted, without_weights
-from choral.data.given import as_inputs, as_targets, as_weights
-from choral.data.tensors import Sampling, Source, TensorSource
+from choral.data.datasets import DatasetSource, collated, is_dataset, is_key, parted, weight_in
+from choral.data.tensors import Sampling, Source, TensorSource, as_inputs, as_targets, as_weights
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
 from choral.plan.walk import trainings
 
 __all__ = [
-    "DatasetSource",
-    "Source",
-    "TensorSource",
-    "as_inputs",
-    "as_targets",
-    "as_weights",
-    "check_batches",
-    "inputs_of",
-    "parted",
-    "source_of",
-]
+    "DatasetSource", "Source", "TensorSource", "as_inputs", "as_targets", "as_weights", "check_batches", "inputs_of", "parted", "source_of",
+]  # fmt: skip
 
 _PASSED_ON = ("timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory")
 
@@ -58,30 +48,41 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
     Accepts a pair (x, y) of arrays or tensors, or (x, y, weights), a map-style Dataset or list of (x, y) items, or a DataLoader over one. Several inputs are a
     dict, tuple or list in the place of x; with `target`, data or items are dicts that hold the target too.
     """
-    if is_key(weights):
-        kept, weights = without_weights(data, weights)
-        return source_of(kept, target).weighing(weights)
-    if weights is not None:
-        source = source_of(data, target)
+    key = weights if is_key(weights) else None
+    source = _source(data, target, key)
+    if key is not None and source.weights is None:
+        if not isinstance(source, DatasetSource):
+            raise InputError(
+                f"sample_weight={key!r} says which part of an item is its weight, but data is a {type(data).__name__}; give the weights themselves, "
+                "one number for each point."
+            )
+        return source.weighing(source.item_weights())
+    if key is None and weights is not None:
         if source.weights is not None:
             raise InputError("data brings weights as its third part, and weights is given too; give one of them.")
         return source.weighing(weights)
-    if isinstance(data, Source):
-        return data
+    return source
+
+
+def _source(data: Any, target: str | int | None, key: str | int | None) -> Source:
     if _is_list_of_items(data, target):
-        return DatasetSource(data, target=target)
-    if target is not None and isinstance(data, tuple | list):
-        raise InputError(f"target={target!r}, but data is a pair (x, y), whose second is the target; leave it out.")
-    if isinstance(data, DataLoader):
-        return _of_loader(data, target)
-    if isinstance(data, Mapping):
-        return TensorSource(*parted(data, target))
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return TensorSource(*data)
-    if isinstance(data, tuple) and len(data) == 3:
-        return TensorSource(*data[:2]).weighing(data[2])
+        return DatasetSource(data, target=target, weight=key)
+    match data:
+        case Source():
+            return data
+        case tuple() | list() if target is not None:
+            raise InputError(f"target={target!r}, but data is a pair (x, y), whose second is the target; leave it out.")
+        case DataLoader():
+            return _of_loader(data, target, key)
+        case Mapping():
+            source = TensorSource(*parted(data, target, key))
+            return source if key is None else source.weighing(weight_in(data, key))
+        case tuple() | list() if len(data) == 2:
+            return TensorSource(*data)
+        case tuple() if len(data) == 3:
+            return TensorSource(*data[:2]).weighing(data[2])
     if is_dataset(data):
-        return _in_memory(data, target) or DatasetSource(data, target=target)
+        return _in_memory(data, target, key) or DatasetSource(data, target=target, weight=key)
     raise InputError(
         f"data is of type {type(data).__name__}; give a pair (x, y) of arrays or tensors, a dataset with __len__ and __getitem__, "
         "or a DataLoader over one" + ("; choral.fit_table reads a table." if hasattr(data, "columns") else ".")
@@ -96,32 +97,29 @@ def _is_list_of_items(data: Any, target: str | int | None) -> bool:
     return (target is not None or len(data) > 2) and all(isinstance(item, kind) for item in data)
 
 
-def _in_memory(dataset: Any, target: str | int | None) -> TensorSource | None:
+def _in_memory(dataset: Any, target: str | int | None, key: str | int | None) -> Source | None:
     """Return the arrays of a dataset that is nothing but a pair of them, or some of their rows; None for any other."""
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and target is None:
-        return TensorSource(*dataset.tensors)
-    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset and len(dataset.dataset.tensors) == 2:
-        rows = torch.as_tensor(list(dataset.indices), dtype=torch.long)
-        return TensorSource(*(t[rows] for t in dataset.dataset.tensors)) if len(rows) else None
-    return None
+    rows = torch.as_tensor(dataset.indices, dtype=torch.long) if type(dataset) is Subset else slice(None)
+    whole = dataset.dataset if type(dataset) is Subset else dataset
+    if type(whole) is not TensorDataset or target is not None or len(whole.tensors) != (2 if key is None else 3):
+        return None
+    x, y, *weights = (t[rows] for t in whole.tensors)
+    source = TensorSource(x, y)
+    return source.weighing(weights[0]) if weights else source
 
 
-def _of_loader(loader: DataLoader[Any], target: str | int | None) -> Source:
+def _of_loader(loader: DataLoader[Any], target: str | int | None, key: str | int | None) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
             "data is a DataLoader over an IterableDataset, which cannot be read again by index, so no run could be "
             "exact or resumed; give a map-style Dataset or arrays."
         )
     dataset, sampling = _sampled(loader)
-    plain = loader.collate_fn is default_collate
-    source = _in_memory(dataset, target) if plain else None
+    source = _in_memory(dataset, target, key) if loader.collate_fn is default_collate else None
     if source is None:
         options = {name: getattr(loader, name) for name in _PASSED_ON if loader.num_workers or name == "pin_memory"}
-        made = DatasetSource(
-            dataset, workers=loader.num_workers, collate=loader.collate_fn, target=target, options=options
-        )
-        made.sampling, made.loader = sampling, loader
-        return made
+        workers, collate = loader.num_workers, loader.collate_fn
+        source = DatasetSource(dataset, workers=workers, collate=collate, target=target, weight=key, options=options)
     source.sampling, source.loader = sampling, loader
     return source
 
@@ -136,21 +134,15 @@ def _sampled(loader: DataLoader[Any]) -> tuple[Any, Sampling | None]:
             f"data is a DataLoader with {kind}, which choral would replace by batches of its own; give one with a batch_size, or the dataset."
         )
     points = len(dataset)  # type: ignore[arg-type]  # map-style
-    if isinstance(sampler, WeightedRandomSampler):
-        weights = torch.as_tensor(sampler.weights, dtype=torch.float64)
-        if len(weights) != points:
-            raise InputError(
-                f"the WeightedRandomSampler has {len(weights)} weights for {points} items; give one for each."
-            )
-        return dataset, Sampling(weights, sampler.num_samples, sampler.replacement)
-    if isinstance(sampler, SubsetRandomSampler):
-        return Subset(dataset, list(sampler.indices)), None
-    if isinstance(sampler, RandomSampler):
-        if not sampler.replacement and sampler.num_samples == points:
+    match sampler:
+        case WeightedRandomSampler():
+            return dataset, Sampling(as_weights(sampler.weights, points), sampler.num_samples, sampler.replacement)
+        case SubsetRandomSampler():
+            return Subset(dataset, list(sampler.indices)), None
+        case RandomSampler() if sampler.replacement or sampler.num_samples != points:
+            return dataset, Sampling(torch.ones(points).double(), sampler.num_samples, sampler.replacement)
+        case RandomSampler() | SequentialSampler():  # the latter unless it is told otherwise; every epoch is shuffled
             return dataset, None
-        return dataset, Sampling(torch.ones(points, dtype=torch.float64), sampler.num_samples, sampler.replacement)
-    if isinstance(sampler, SequentialSampler):  # what a loader has unless it is told otherwise; every epoch is shuffled
-        return dataset, None
     raise InputError(
         f"the DataLoader's sampler is {type(sampler).__name__}, which choral would replace by draws of its own, so that runs are exact; "
         "give a WeightedRandomSampler, SubsetRandomSampler or RandomSampler, shuffle=True, or the dataset."
@@ -187,12 +179,7 @@ def inputs_of(x: Any) -> list[Any]:
     if not isinstance(x, DataLoader):
         return [x]
     _check_order(x)
-    try:
-        parts = [_inputs(batch) for batch in x]
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"x: items cannot be put into one batch ('{str(error).strip().splitlines()[0]}'); give a DataLoader with a collate_fn that pads them."
-        ) from error
+    parts = [batch[0] if isinstance(batch, tuple | list) and len(batch) in (1, 2) else batch for batch in x]
     if not parts:
         raise InputError("x is a DataLoader that gives no batches; give at least one row.")
     return parts
@@ -214,7 +201,3 @@ def _check_order(loader: DataLoader[Any]) -> None:
         raise InputError(
             "x is a DataLoader with drop_last=True, so the last rows would get no prediction; give drop_last=False."
         )
-
-
-def _inputs(batch: Any) -> Any:
-    return batch[0] if isinstance(batch, tuple | list) and len(batch) in (1, 2) else batch

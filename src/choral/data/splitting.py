@@ -2,7 +2,6 @@
 
 import base64
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -12,17 +11,15 @@ from torch import Tensor
 from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.data.sources import Source
+from choral.data.tensors import Source, hashes
 
-_BITS = 24  # for each row, of which each sets these many: one strange row in 70,000 is taken for a known one
-_PLACES = 12
 _FEW = 20  # distinct rows, fewer of which are no sample of anything
 
 
 def split(rows: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return shuffled row numbers for training and test."""
-    order = np.random.default_rng(seed).permutation(rows)
-    return _parts(order, _count(rows, holdout))
+    order, count = np.random.default_rng(seed).permutation(rows), _count(rows, holdout)
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def _count(rows: int, holdout: float) -> int:
@@ -31,18 +28,8 @@ def _count(rows: int, holdout: float) -> int:
     return min(max(round(rows * holdout), 1), rows - 2)
 
 
-def _parts(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.sort(order[count:]), np.sort(order[:count])
-
-
 def split_by_group(groups: np.ndarray, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and test such that rows of one group stay together.
-
-    Args:
-        groups: the name of the group of each row.
-        holdout: part of the rows to hold out, about.
-        seed: decides which groups.
-    """
+    """Return row numbers for training and test such that rows of one group stay together; about the share `holdout` is held out."""
     names, group = np.unique(groups.astype(str), return_inverse=True)
     if len(names) < 2:
         raise InputError("every row is of a single group; splitting by group needs at least two.")
@@ -55,12 +42,7 @@ def split_by_group(groups: np.ndarray, holdout: float, seed: int) -> tuple[np.nd
 
 
 def split_by_time(when: np.ndarray, holdout: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and test such that the last rows in time are held out.
-
-    Args:
-        when: a number for each row that grows with time.
-        holdout: part of the rows to hold out.
-    """
+    """Return row numbers for training and test such that the last rows in time are held out; `when` grows with time."""
     order = np.argsort(when, kind="stable")
     count = _count(len(when), holdout)
     edge = when[order[-count]]
@@ -70,9 +52,9 @@ def split_by_time(when: np.ndarray, holdout: float) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Value):
-    """Which rows were trained on: a Bloom filter over hashes of inputs and targets.
+    """Which rows were trained on, by 32-bit hashes of inputs and targets.
 
-    A row that was there is always found; one in 70,000 others is found as well.
+    A row that was there is always found; of n remembered rows another one is taken for one of them with probability n / 2^32.
 
     >>> x, y = np.eye(3, dtype=np.float32), np.arange(3)
     >>> Seen.of(x[:2], y[:2]).find(x, y).tolist()
@@ -80,46 +62,26 @@ class Seen(Value):
     """
 
     rows: int
-    bits: str
+    hashes: str
 
     @classmethod
     def of(cls, x: np.ndarray, y: np.ndarray) -> Self:
         """Return the memory of some rows."""
-        size = 1 << min(int(np.ceil(np.log2(max(_BITS * len(x), 64)))), 27)
-        held = np.zeros(size, bool)
-        held[_places(x, y) % np.uint64(size)] = True
-        return cls(rows=len(x), bits=base64.b85encode(np.packbits(held).tobytes()).decode())
-
-    @cached_property
-    def _filter(self) -> np.ndarray:
-        return np.unpackbits(np.frombuffer(base64.b85decode(self.bits), np.uint8))
+        return cls(rows=len(x), hashes=base64.b85encode(np.unique(_short_hashes(x, y)).tobytes()).decode())
 
     def find(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return which rows are among those remembered."""
-        return np.asarray(self._filter[_places(x, y) % np.uint64(len(self._filter))].all(1)).astype(bool)
+        return np.isin(_short_hashes(x, y), np.frombuffer(base64.b85decode(self.hashes), "<u4"))
 
 
-def hashes(values: np.ndarray) -> np.ndarray:
-    """Return a number for each row (uint64) that depends on all its bits; equal rows have equal ones."""
-    key = np.zeros(len(values), np.uint64)
-    for column in np.asarray(values, np.float64).reshape(len(values), -1).T + 0.0:  # -0.0 is 0.0
-        bits = column.copy().view(np.uint64)
-        key = (key ^ bits ^ (bits >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(32)
-    return key
+def _short_hashes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return (row_hashes(x, y) >> np.uint64(32)).astype("<u4")
 
 
 def row_hashes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the same of inputs and targets together, as float32 holds them."""
-    return hashes(np.column_stack([np.asarray(part, np.float32).reshape(len(x), -1) for part in (x, y)]))
-
-
-def _places(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return some numbers for each row that depend on all its bytes (row, place)."""
-    key = row_hashes(x, y)[:, None] + np.arange(1, _PLACES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
-    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return key ^ (key >> np.uint64(31))
+    """Return hashes of inputs and targets together, as float32 holds them."""
+    with np.errstate(over="ignore"):
+        return hashes(np.column_stack([np.asarray(part, np.float32).reshape(len(x), -1) for part in (x, y)]))
 
 
 def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -127,11 +89,6 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
     Class labels that are in memory are held out in equal shares, up to one point of each; a class of one point is trained on. Of
     real numbers in memory, one of every few that lie side by side is held out. Copies of a row stay together (`_distinct`).
-
-    Args:
-        source: all points.
-        share: part that is held out, between 0 and 1.
-        seed: root of every draw.
     """
     count = round(share * source.points)
     if not 0 < share < 1 or not 0 < count < source.points:
@@ -159,12 +116,12 @@ def _distinct(source: Source, parts: int) -> tuple[Tensor, Tensor]:
     itself, as it does where there are too few distinct rows to part.
     """
     every = torch.arange(source.points)
-    hashes = source.row_hashes()
-    if hashes is None:
+    found = source.row_hashes()
+    if found is None:
         return every, every
-    both = (hashes[0] * 31 + hashes[1]).numpy()
-    _, first, unit = np.unique(both, return_index=True, return_inverse=True)
-    if len(first) == source.points or len(first) < max(_FEW, 2 * parts) or len(first) > 1.05 * len(hashes[0].unique()):
+    x, y = found
+    _, first, unit = np.unique(x * np.uint64(31) + y, return_index=True, return_inverse=True)
+    if len(first) == source.points or len(first) < max(_FEW, 2 * parts) or len(first) > 1.05 * len(np.unique(x)):
         return every, every
     order = first.argsort()
     rank = np.empty_like(order)
@@ -201,11 +158,6 @@ def partition(source: Source, parts: int, seed: int) -> Tensor:
 
     Parts differ by at most one distinct row; copies of a row stay together (`_distinct`). Each has its share of every class, and of
     small and large numbers, where targets are in memory. Points of one group (`source.groups`) stay together; parts are then about equally large.
-
-    Args:
-        source: all points.
-        parts: how many.
-        seed: root of every draw.
     """
     if not 2 <= parts <= source.points:
         raise InputError(f"folds is {parts} for {source.points} points; give 2 or more, at most one for each point.")

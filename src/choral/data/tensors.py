@@ -1,14 +1,17 @@
-"""The contract of training data, points picked by index, batch by batch; and arrays in memory that fulfill it.
+"""Training data: arrays and frames as users give them, the contract of a source of points, and arrays in memory that fulfill it.
 
-Inputs are batches as `choral.base.batches` has them: a tensor, or dicts, tuples and lists of tensors.
+What is no number, not finite or too fine for single precision is refused. Columns of data frames go by name: another frame may have them
+in another order, and is read in the order of the first. Inputs are batches as `choral.base.batches` has them: a tensor, or dicts, tuples
+and lists of tensors.
 """
 
 import copy
 import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -16,11 +19,221 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from choral.base import batches, devices
-from choral.base.batches import Batch
+from choral.base.batches import Batch, tensor_of
 from choral.base.errors import InputError
-from choral.data.frames import columns_in
-from choral.data.given import MISSING, as_inputs, as_targets, as_weights, cast_targets, check_resolution
+from choral.base.text import short
 from choral.plan.cost import batches_in
+
+LARGEST = 1e30  # of a number in a table; beyond it float32 cannot square what a network sees
+_MISSING = ("NoneType", "NAType")  # the latter of pandas, which need not be there
+_LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
+_WIDEST = 1e16  # deviation of targets in float32, at most; one over it, at least
+
+
+def as_inputs(x: Any, floats: torch.dtype | None = None) -> Batch:
+    """Return inputs as a batch: bytes, booleans and integers stay, real numbers take a type; refuses NaN and infinities.
+
+    Args:
+        x: an array, or a dict, tuple or list of arrays with equally many rows.
+        floats: the type real numbers take, that of the network's parameters; each keeps its own if None.
+    """
+    made = batches.gathered(x, lambda value, name: _input(value, name, floats))
+    batches.check_rows(made)
+    return made
+
+
+def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
+    given = _tensor(value, name)
+    if given.dtype == torch.uint8 and names_of(value):
+        return given.long()  # columns that happen to be small, not the bytes of an image
+    if not given.dtype.is_floating_point:
+        return given if given.dtype in (torch.uint8, torch.bool) else given.long()
+    cast = given if floats is None else given.to(floats)
+    if math.isfinite(cast.sum().item()):  # cheap; a sum can overflow, so rows are looked at before anything is refused
+        return cast
+    reach = f"numbers beyond the reach of the network's {str(cast.dtype).removeprefix('torch.')}"
+    for found, what, advice in (
+        (given, "NaN or infinite values", "fill or drop these rows first"),
+        (cast, reach, "scale them, or build the network in double precision"),
+    ):
+        bad = (~torch.isfinite(found.reshape(len(found), -1)).all(1)).nonzero().flatten().tolist()
+        if bad:
+            raise InputError(f"{name} holds {what} in {len(bad)} row(s), the first at {bad[:5]}; {advice}.")
+    return cast
+
+
+def as_targets(y: Any) -> Tensor:
+    """Return targets as a tensor: whole numbers as int64, reals as float32 or float64; what they mean the likelihood says."""
+    y = _tensor(y, "y")
+    if y.dtype.is_floating_point:
+        if not torch.isfinite(y).all():
+            rows = (~torch.isfinite(y)).flatten().nonzero().flatten()[:5].tolist()
+            raise InputError(f"y holds NaN or infinite values, the first at {rows}; fill or drop these rows first.")
+        return y if y.dtype == torch.float64 else y.float()
+    return y.long()[:, 0] if y.dim() == 2 and y.shape[1] == 1 else y.long()
+
+
+def as_weights(weights: Any, points: int) -> Tensor:
+    """Return weights of so many points (point,) as float64; InputError for others than finite numbers of 0 or more."""
+    found = _tensor(weights, "weights").double()
+    found = found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
+    if tuple(found.shape) != (points,):
+        raise InputError(f"weights has shape {tuple(found.shape)} for {points} points; give one number for each point.")
+    if not bool((torch.isfinite(found) & (found >= 0)).all()) or not bool((found > 0).any()):
+        raise InputError("weights must be finite numbers of 0 or more, at least one of them above 0.")
+    return found
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.is_complex():
+            raise InputError(f"{name} holds complex numbers; give their real and imaginary parts as two numbers.")
+        return value.detach().cpu()  # looked at here, and brought back by `placed`
+    if np.ma.is_masked(value):
+        masked = int(np.ma.getmaskarray(value).sum())
+        raise InputError(
+            f"{name} has {masked} masked values, whose numbers mean nothing; fill or drop them, then give a plain array."
+        )
+    array = np.asarray(value)
+    if array.dtype.kind == "O" and array.ndim:  # nullable columns, say
+        missing = [i for i, row in enumerate(array) if any(type(v).__name__ in _MISSING for v in np.ravel(row))]
+        if missing:
+            raise InputError(
+                f"{name} has missing values in {len(missing)} row(s), the first at {missing[:5]}; fill or drop these rows first."
+            )
+        array = np.array(array.tolist())
+    if array.dtype.kind not in "fiub":
+        advice = "encode labels as integers 0, 1, 2, ..." if name == "y" else "encode every column as numbers."
+        raise InputError(f"{name} holds values of type {array.dtype}, not numbers; {advice}")
+    return tensor_of(array)
+
+
+def cast_targets(y: Tensor, floats: torch.dtype) -> Tensor:
+    """Return targets, the real ones in float64 for a network of double precision and in float32 for all others."""
+    return y.to(torch.float64 if floats == torch.float64 else torch.float32) if y.is_floating_point() else y
+
+
+def _check_resolution(given: Tensor, cast: Tensor) -> None:
+    """Raise InputError for real targets whose differences, or whose variance, the type of training cannot hold."""
+    if cast.dtype != torch.float32 or len(given) < 2:
+        return
+    exact = given.double().reshape(len(given), -1)
+    largest = exact.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)  # squares of scaled numbers stay in range
+    spread = (exact / largest).std(0, correction=0) * largest
+    lost = ((cast.double().reshape(exact.shape) - exact) / largest).square().mean(0).sqrt() * largest
+    varied = spread > 1e-12 * largest
+    for i in (varied & (lost > _LOST * spread)).nonzero().flatten()[:1].tolist():
+        raise InputError(
+            f"y has numbers up to {float(largest[i]):.4g} that differ by about {float(spread[i]):.2g}, which float32 rounds away; subtract "
+            "a constant, such as their mean, or build the network in double precision (.double())."
+        )
+    for i in (varied & ((spread > _WIDEST) | (spread < 1 / _WIDEST))).nonzero().flatten()[:1].tolist():
+        raise InputError(
+            f"y has the deviation {float(spread[i]):.2g}, whose square float32 cannot hold; rescale y, or build the network in double "
+            "precision (.double())."
+        )
+
+
+def names_of(value: Any) -> tuple[str, ...]:
+    """Return the names of a frame's columns (of pandas, Polars or Arrow); none for arrays and for columns that are only counted.
+
+    >>> import pandas as pd
+    >>> (
+    ...     names_of(pd.DataFrame({"a": [1.0], "b": [2.0]})),
+    ...     names_of(pd.DataFrame([[1.0, 2.0]])),
+    ...     names_of(np.zeros((1, 2))),
+    ... )
+    (('a', 'b'), (), ())
+    """
+    found = getattr(value, "column_names", None)
+    found = getattr(value, "columns", None) if found is None else found
+    if found is None or callable(found) or getattr(value, "shape", ())[1:] != (len(found),):
+        return ()
+    names = list(found)
+    return () if names == list(range(len(names))) else tuple(map(str, names))
+
+
+def _parts(value: Any, name: str) -> dict[str, Any] | None:
+    """Return what stands under the keys of inputs that are trees, by name; None for one array."""
+    if isinstance(value, Mapping):
+        return {f"{name}[{key!r}]": inner for key, inner in value.items()}
+    return {f"{name}[{i}]": inner for i, inner in enumerate(value)} if isinstance(value, tuple | list) else None
+
+
+def columns_in(value: Any, name: str = "x") -> dict[str, tuple[str, ...]]:
+    """Return the names of all frames in what a user gave as inputs or targets; those without names are left out."""
+    parts = _parts(value, name)
+    if parts is not None:
+        return {key: names for n, inner in parts.items() for key, names in columns_in(inner, n).items()}
+    held = names_of(value)
+    return {name: held} if held else {}
+
+
+def arranged(value: Any, columns: Mapping[str, tuple[str, ...]] | None, name: str = "x") -> Any:
+    """Return inputs or targets with the columns of every frame in the order of those fitted on; arrays stay as they are.
+
+    >>> import pandas as pd
+    >>> arranged(pd.DataFrame({"b": [2.0], "a": [1.0]}), {"x": ("a", "b")})
+    array([[1., 2.]])
+    """
+    parts = _parts(value, name)
+    if not columns:
+        return value
+    if parts is not None:
+        made = [arranged(inner, columns, n) for n, inner in parts.items()]
+        return dict(zip(value, made)) if isinstance(value, Mapping) else type(value)(made)
+    own, wanted = names_of(value), columns.get(name, ())
+    if not own or not wanted or own == wanted:
+        return value
+    if len(set(own)) < len(own) or sorted(own) != sorted(wanted):
+        apart = ("lacks", set(wanted) - set(own)), ("adds", set(own) - set(wanted))
+        said = [f"{word} {', '.join(short(n, 20) for n in sorted(some)[:4])}" for word, some in apart if some]
+        raise InputError(
+            f"{name} has the columns {short(', '.join(own), 160)}, but the networks were fitted on {short(', '.join(wanted), 160)}: "
+            f"it {' and '.join(said) or 'has a name twice'}; give those columns, in any order."
+        )
+    found = np.asarray(value)[:, [own.index(column) for column in wanted]]
+    return found.astype(np.int64) if found.dtype == np.uint8 else found  # no bytes of an image
+
+
+def hashes(values: np.ndarray, number: int = 0) -> np.ndarray:
+    """Return a 64-bit number for each row that depends on all its bits; equal rows have equal ones.
+
+    It is the sum of the row's words times random odd factors; another `number` has other factors.
+    """
+    rows = values.reshape(len(values), -1)
+    found = np.empty(len(rows), np.uint64)
+    for start in range(0, len(rows), 4096):
+        some = np.ascontiguousarray(rows[start : start + 4096]) + rows.dtype.type(0)  # -0.0 is 0.0
+        words = some.view(np.uint8) if some.itemsize % 4 else some.view(np.uint32)
+        factors = np.random.default_rng(number).integers(1 << 62, size=words.shape[1], dtype=np.uint64) * np.uint64(2)
+        found[start : start + 4096] = words.astype(np.uint64) @ (factors + np.uint64(1))
+    return found
+
+
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    """Return values[index], several times faster for small rows.
+
+    >>> _rows(torch.tensor([5, 6, 7]), torch.tensor([[2, 0], [1, 1]])).tolist()
+    [[7, 5], [6, 6]]
+    """
+    return values.index_select(0, index.reshape(-1)).view(*index.shape, *values.shape[1:])
+
+
+def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
+    """Return all values as arrays, and the names of several inputs as one more."""
+    tensors = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in (*batches.leaves(x), y)]
+    names = [] if isinstance(x, Tensor) else [np.array([n for n, _ in batches.named_leaves(x)])]
+    return [t.cpu().numpy() for t in tensors] + names
+
+
+def hashed(arrays: Sequence[np.ndarray], weights: Tensor | None = None) -> str:
+    """Return a hash over every byte, with shapes and types, and over weights of points; 0.7 s for a gigabyte."""
+    state = hashlib.sha256()
+    for array in arrays if weights is None else [*arrays, weights.numpy()]:
+        state.update(f"{array.shape}{array.dtype}".encode())
+        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return state.hexdigest()[:24]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +250,6 @@ class Sampling:
     count: int
     replacement: bool
 
-    def __post_init__(self) -> None:
-        usable = int((self.weights > 0).sum())
-        if self.count < 1 or not usable or (not self.replacement and self.count > usable):
-            raise InputError(
-                f"the sampler draws {self.count} points an epoch {'with' if self.replacement else 'without'} replacement, but "
-                f"{usable} of its {len(self.weights)} weights are above 0; give weights for the points, or another num_samples."
-            )
-
     def order(self, generator: torch.Generator, subset: Tensor | None = None) -> Tensor:
         """Return the points of one epoch, as positions in the subset if there is one."""
         weights = self.weights if subset is None else self.weights[subset]
@@ -52,16 +257,18 @@ class Sampling:
 
     def of_rows(self, rows: Tensor) -> "Sampling":
         """Return the rule for some of the points, which draw their share of the epoch."""
-        kept = self.weights[rows]
-        share = len(rows) / len(self.weights)
-        return Sampling(kept, max(1, min(round(self.count * share), self.count)), self.replacement)
+        count = max(1, round(self.count * len(rows) / len(self.weights)))
+        return Sampling(self.weights[rows], count, self.replacement)
 
     @property
     def digest(self) -> str:
         """A short text that changes with the rule."""
-        state = hashlib.sha256(f"{self.count} {self.replacement}".encode())
-        state.update(self.weights.contiguous().numpy().data)
-        return state.hexdigest()[:24]
+        return hashed([np.array([self.count, self.replacement])], self.weights)
+
+
+Keys: TypeAlias = Sequence[int] | None
+Share: TypeAlias = tuple[int, int]
+Batches: TypeAlias = Iterator[tuple[Batch, Tensor]]
 
 
 class Source(ABC):
@@ -76,6 +283,9 @@ class Source(ABC):
     folds: Tensor | None = None  # the part of cross-validation that each point belongs to (point,), from 0 on
     sampling: Sampling | None = None
     loader: DataLoader[Any] | None = None  # what the user gave, if it was one
+    is_ragged: bool = (
+        False  # whether code of the user's makes batches, so that equally many points may make different shapes
+    )
     columns: dict[str, tuple[str, ...]] | None = None  # names of the columns of data frames, by x and y
 
     def drawn(self, subset: Tensor | None = None) -> int:
@@ -93,12 +303,9 @@ class Source(ABC):
     def weighing(self, weights: Any) -> "Source":
         """Return the same points with weights: 2 counts as the point twice, 0 as if it were not there."""
         checked = as_weights(weights, self.points)
-        if bool((checked == 0).any()):
-            kept = checked.nonzero().flatten()
-            return self.piece(kept).weighing(checked[kept])
-        twin = copy.copy(self)
-        twin.weights = checked
-        return twin
+        kept = checked.nonzero().flatten()
+        whole = self if len(kept) == self.points else self.piece(kept)
+        return whole._with(weights=checked[kept])
 
     def grouped(self, groups: Any) -> "Source":
         """Return the same points, those with equal values of `groups` belonging together."""
@@ -107,37 +314,32 @@ class Source(ABC):
             raise InputError(
                 f"groups has shape {values.shape} for {self.points} points; give one value for each point."
             )
-        missing = [i for i, v in enumerate(values) if type(v).__name__ in MISSING or v != v]
+        missing = [i for i, v in enumerate(values) if type(v).__name__ in _MISSING or v != v]
         if missing:
             raise InputError(
                 f"groups has no value for {len(missing)} point(s), the first at {missing[:5]}; give each one."
             )
-        twin = copy.copy(self)
-        twin.groups = torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1))
-        return twin
+        return self._with(groups=torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1)))
 
     def folded(self, folds: Tensor) -> "Source":
         """Return the same points, each with the part of cross-validation it belongs to."""
-        twin = copy.copy(self)
-        twin.folds = folds
-        return twin
+        return self._with(folds=folds)
 
     def piece(self, rows: Tensor) -> "Source":
         """Return a source of some of the points with their weights and groups, drawn from as all of them are."""
-        twin = self.part(rows)
-        twin.sampling = None if self.sampling is None else self.sampling.of_rows(rows)
-        twin.weights = None if self.weights is None else self.weights[rows]
-        twin.groups = None if self.groups is None else self.groups[rows]
+        weights, groups = (None if t is None else t[rows] for t in (self.weights, self.groups))
+        sampling = None if self.sampling is None else self.sampling.of_rows(rows)
+        return self.part(rows)._with(sampling=sampling, weights=weights, groups=groups)
+
+    def _with(self, **changes: Any) -> Self:
+        """Return a copy with other attributes."""
+        twin = copy.copy(self)
+        vars(twin).update(changes)
         return twin
 
     @abstractmethod
     def part(self, rows: Tensor) -> "Source":
         """Return a source of some of the points, without what `piece` adds."""
-
-    @property
-    @abstractmethod
-    def is_ragged(self) -> bool:
-        """Whether batches are made by code of the user's, so that equally many points may make batches of different shapes."""
 
     @abstractmethod
     def settle(self, floats: torch.dtype) -> None:
@@ -151,14 +353,7 @@ class Source(ABC):
         """Return the first points as one batch."""
 
     @abstractmethod
-    def epoch(
-        self,
-        order: Tensor,
-        batch_size: int,
-        *,
-        keys: Sequence[int] | None = None,
-        among: tuple[int, int] = (0, 1),
-    ) -> Iterator[tuple[Batch, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield the batches of one epoch in an order given as indices.
 
         Args:
@@ -178,11 +373,11 @@ class Source(ABC):
     def digest(self) -> str:
         """Return a short text that changes when the data changes."""
 
-    @abstractmethod
     def targets(self) -> Tensor | None:
         """Return all targets when they are in memory."""
+        return None
 
-    def row_hashes(self) -> tuple[Tensor, Tensor] | None:
+    def row_hashes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return a 64-bit hash of each point's input and of its target when they are in memory."""
         return None
 
@@ -194,7 +389,7 @@ class Source(ABC):
         """
 
 
-def bounds(points: int, batch_size: int, among: tuple[int, int] = (0, 1)) -> list[tuple[int, int]]:
+def bounds(points: int, batch_size: int, among: Share = (0, 1)) -> list[tuple[int, int]]:
     """Return where the batches of an epoch begin and end, or the parts of them that one of several processes takes.
 
     >>> bounds(10, 6), bounds(10, 6, (1, 2))
@@ -205,37 +400,21 @@ def bounds(points: int, batch_size: int, among: tuple[int, int] = (0, 1)) -> lis
     return [(a + (b - a) * rank // size, a + (b - a) * (rank + 1) // size) for a, b in whole]
 
 
-def _rows(values: Tensor, index: Tensor) -> Tensor:
-    """Return values[index], several times faster for small rows.
-
-    >>> _rows(torch.tensor([5, 6, 7]), torch.tensor([[2, 0], [1, 1]])).tolist()
-    [[7, 5], [6, 6]]
-    """
-    return values.index_select(0, index.reshape(-1)).view(*index.shape, *values.shape[1:])
-
-
 class TensorSource(Source):
     """Arrays in memory, indexed per batch; images are kept with their channels last, as convolutions like them."""
 
     def __init__(self, x: Any, y: Any):
         self.x, self.y = as_inputs(x), as_targets(y)
         self.columns = columns_in(x) | columns_in(y, "y") or None
-        if not self.y.dim() or not all(t.dim() for t in batches.leaves(self.x)):
-            raise InputError("x or y is a single number; give a first axis over rows.")
         self.points = batches.rows(self.x)
-        if self.points != len(self.y):
+        if not self.points or self.y.shape[:1] != (self.points,):
             hint = "; a list of arrays is read as that many inputs" if isinstance(x, list) else ""
-            raise InputError(f"x has {self.points} rows and y has {len(self.y)}; they must be equally long{hint}.")
-        if not self.points:
-            raise InputError("x and y have no rows; give at least one.")
+            raise InputError(
+                f"x has {self.points} rows and y has shape {tuple(self.y.shape)}; give equally many of both, at least one{hint}."
+            )
         self._given: Tensor | None = None  # targets before a likelihood read them
         self._floats = torch.float32
         self.x = batches.mapped(lambda t: t.permute(0, 2, 3, 1).contiguous() if t.dim() == 4 else t, self.x)
-
-    @property
-    def is_ragged(self) -> bool:
-        """No: rows are cut from arrays."""
-        return False
 
     def settle(self, floats: torch.dtype) -> None:
         """Cast the inputs once."""
@@ -245,12 +424,9 @@ class TensorSource(Source):
         """Return the same arrays on the device if it can keep them, else where it copies from fastest."""
         if devices.is_processor(device):
             return self
-        size = sum(t.numel() * t.element_size() for t in (*batches.leaves(self.x), self.y))
-        resident = devices.holds(device, size)
-        twin = copy.copy(self)
-        twin.x = batches.mapped(lambda t: devices.placed(t, device, resident=resident), self.x)
-        twin.y = devices.placed(self.y, device, resident=resident)
-        return twin
+        resident = devices.holds(device, sum(t.nbytes for t in (*batches.leaves(self.x), self.y)))
+        x, y = batches.mapped(lambda t: devices.placed(t, device, resident=resident), (self.x, self.y))
+        return self._with(x=x, y=y)
 
     def _pick(self, index: Tensor) -> Batch:
         return batches.mapped(lambda t: _rows(t, index).movedim(-1, -3) if t.dim() == 4 else _rows(t, index), self.x)
@@ -260,14 +436,7 @@ class TensorSource(Source):
         index = torch.arange(min(count, self.points))
         return self._pick(index), self.y[index]
 
-    def epoch(
-        self,
-        order: Tensor,
-        batch_size: int,
-        *,
-        keys: Sequence[int] | None = None,
-        among: tuple[int, int] = (0, 1),
-    ) -> Iterator[tuple[Batch, Tensor]]:
+    def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield batches by indexing; arrays draw nothing."""
         for start, end in bounds(order.shape[-1], batch_size, among):
             index = devices.moved(order[..., start:end], self.y.device)
@@ -277,53 +446,23 @@ class TensorSource(Source):
         """Return y."""
         return self.y
 
-    def row_hashes(self) -> tuple[Tensor, Tensor] | None:
+    def row_hashes(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return hashes of the bytes of each row."""
         arrays = arrays_of(self.x, self.y)[: len(batches.leaves(self.x)) + 1]
-        *x, y = [_hashes(array, number) for number, array in enumerate(arrays)]
-        return torch.stack(x).sum(0), y
+        *x, y = [hashes(array, number) for number, array in enumerate(arrays)]
+        return np.asarray(np.sum(x, 0, dtype=np.uint64)), y
 
     def part(self, rows: Tensor) -> "Source":
         """Return some of the rows."""
-        twin = copy.copy(self)
-        twin.x, twin.y, twin.points = batches.mapped(lambda t: t[rows], self.x), self.y[rows], len(rows)
-        return twin
+        return self._with(x=batches.part(self.x, rows), y=self.y[rows], points=len(rows))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         """Return the same inputs with targets that were read once."""
-        twin = copy.copy(self)
         exact = read(self.y)
-        twin._given, twin.y = self.y, cast_targets(exact, self._floats)
-        check_resolution(exact, twin.y)
-        return twin
+        y = cast_targets(exact, self._floats)
+        _check_resolution(exact, y)
+        return self._with(_given=self.y, y=y)
 
     def digest(self) -> str:
         """Return a hash over shapes, types and values."""
         return hashed(arrays_of(self.x, self.y if self._given is None else self._given), self.weights)
-
-
-def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
-    """Return all values as arrays, and the names of several inputs as one more."""
-    tensors = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in (*batches.leaves(x), y)]
-    arrays = [t.cpu().numpy() for t in tensors]
-    return arrays if isinstance(x, Tensor) else [*arrays, np.array([n for n, _ in batches.named_leaves(x)])]
-
-
-def _hashes(array: np.ndarray, number: int) -> Tensor:
-    """Return the sum of each row's 4-byte words times random odd factors, modulo 2^64."""
-    found = []
-    for start in range(0, len(array), 4096):
-        rows = np.ascontiguousarray(array[start : start + 4096]).reshape(len(array[start : start + 4096]), -1)
-        words = rows.view(np.uint8) if rows.itemsize % 4 else rows.view(np.int32)
-        factors = np.random.default_rng(number).integers(-(2**62), 2**62, words.shape[1]) * 2 + 1
-        found.append(words.astype(np.int64) @ factors)
-    return torch.from_numpy(np.concatenate(found))
-
-
-def hashed(arrays: Sequence[np.ndarray], weights: Tensor | None = None) -> str:
-    """Return a hash over every byte, with shapes and types, and over weights of points; 0.7 s for a gigabyte."""
-    state = hashlib.sha256()
-    for array in arrays if weights is None else [*arrays, weights.numpy()]:
-        state.update(f"{array.shape}{array.dtype}".encode())
-        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return state.hexdigest()[:24]

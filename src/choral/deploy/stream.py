@@ -53,7 +53,7 @@ def by_chunks(
         write_bytes(folder / "about.json", about)
     parts, done = list[Path](), 0
     try:
-        with parquet.ParquetFile(data) as file:
+        with parquet.ParquetFile(data, pre_buffer=False) as file:  # which would hold all that was read
             for batch in file.iter_batches(CHUNK):
                 parts.append(folder / f"{len(parts):06d}.parquet")
                 if not parts[-1].exists():

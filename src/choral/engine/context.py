@@ -99,7 +99,7 @@ def applied(operator: Operator, state: State, context: "BranchContext") -> State
 
 
 def _watched(operator: Operator | Starter, act: Callable[[], State]) -> State:
-    with rng.watched() as unkeyed:
+    with rng.seeded(0, "watched") as unkeyed:
         new = act()
     if unkeyed:
         raise PlanError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.base import batches, devices, rng, tree
+from choral.base import batches, devices, rng
 from choral.base.batches import Batch
 from choral.base.errors import DivergedError, RunError, warn
 from choral.data.sources import Source
@@ -84,11 +84,11 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
     found: dict[Any, list[Branch]] = {}
     for branch in branches:
         state = branch.reached
-        own = [tree.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
+        own = [batches.signature(state.playing(role)) for role in (Role.MASK, Role.SUBSET, Role.SHIFT)]
         able = phase.optimizer.elementwise and (phase.optimizer.varies or not branch.variant.settings)
         alone = None if able else branch.place
         taken = steps_of(state.memory) if phase.memory == "carried" else ()
-        found.setdefault((tree.signature(state.params), repr(state.form), alone, taken, *own), []).append(branch)
+        found.setdefault((batches.signature(state.params), repr(state.form), alone, taken, *own), []).append(branch)
     return list(found.values())
 
 

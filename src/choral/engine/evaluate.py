@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import batches, devices, draws, rng, tree
-from choral.base.batches import Batch
-from choral.base.streams import Kept, under
-from choral.base.tree import vmap
+from choral.base import batches, devices, draws, rng
+from choral.base.batches import Batch, vmap
+from choral.base.draws import Kept, under
 from choral.engine.blueprint import filled
 from choral.engine.compute import operations, threads_for, using
 from choral.engine.store import MemberStore
@@ -237,7 +236,7 @@ class PlainEvaluator:
         self.catch = stream.caught > 0
         self.manners = Manners(
             reads_only=batches.equal(given, few),
-            draws_by_key=lent.count == 0,
+            draws_by_key=not lent,
             remembers_nothing=all(torch.equal(before[n], now[n]) for n in before),
         )
         self._draws = stream.site > 0 or self.task.structure.draws > 1 or self.catch
@@ -301,7 +300,7 @@ class StackedEvaluator:
 
     def _stack(self) -> None:
         device, states = self.plain.task.device, [self.plain.store.get(i) for i in self.numbers]
-        self._values = {n: t.to(device) for n, t in tree.stack([s.params | s.buffers for s in states]).items()}
+        self._values = {n: t.to(device) for n, t in batches.stack([s.params | s.buffers for s in states]).items()}
 
     def together(self, rows: int) -> int:
         """All of them, for few points."""
@@ -441,8 +440,8 @@ class Evaluation:
         numbers = 0
         for i in range(self._count):
             state = self._store.get(i)
-            numbers += tree.count(state.params)
-            stacks.setdefault((tree.signature(state.params), repr(state.form)), []).append(i)
+            numbers += sum(p.numel() for p in state.params.values())
+            stacks.setdefault((batches.signature(state.params), repr(state.form)), []).append(i)
         return list(stacks.values()), numbers
 
     def _choose(self, numbers: list[int], few: Batch, *, keep: bool) -> Evaluator:

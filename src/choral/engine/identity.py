@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from choral.base.portrait import content_of, digest, own_attributes, portrait, shape_of
+from choral.base.values import content_of, digest, own_attributes, portrait, shape_of
 from choral.data.inputs import written
 
 if TYPE_CHECKING:

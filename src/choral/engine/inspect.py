@@ -20,9 +20,9 @@ from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError, warn
 from choral.base.interface import Interface, described, is_lazy, pick, why_not_read
 from choral.base.order import Called, Calls, evaluating, parameters_of
-from choral.base.portrait import Function
+from choral.base.rng import global_states, moved
 from choral.base.types import Build
-from choral.data.datasets import global_states, moved
+from choral.base.values import Function
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, called_once, floats_of

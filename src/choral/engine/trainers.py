@@ -18,11 +18,10 @@ from torch._ops import OpOverload
 from torch.func import grad_and_value
 from torch.fx import GraphModule, Node
 
-from choral.base import batches, devices, draws, rng, tree
-from choral.base.batches import Batch
+from choral.base import batches, devices, draws, rng
+from choral.base.batches import Batch, vmap
 from choral.base.draws import Part
 from choral.base.errors import ChoralError, InputError, RunError
-from choral.base.tree import vmap
 from choral.base.types import Params
 from choral.engine.blueprint import state_of
 from choral.engine.identity import attributes
@@ -374,7 +373,7 @@ class PlainTrainer(Trainer):
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
                 )
                 loss = self.sharing.likelihood(total)
-            self.catch, self.lend = stream.caught > 0, lent is not None and lent.count > 0
+            self.catch, self.lend = stream.caught > 0, bool(lent)
             self._add(loss, piece, pace.progress)
         if part is not None:
             task.parts.gather(self.trained)
@@ -431,7 +430,7 @@ class StackedTrainer(Trainer):
         self.sharing = sharing_of(self.task.structure, self.network)
 
         def stacked(trees: Sequence[Params]) -> Params:
-            return {n: t.to(device) for n, t in tree.stack(trees).items()}
+            return {n: t.to(device) for n, t in batches.stack(trees).items()}
 
         self.params = stacked([s.params for s in states])
         learns = {n for n, p in self.network.named_parameters() if p.requires_grad}
@@ -450,9 +449,9 @@ class StackedTrainer(Trainer):
         self._pace = Pace(0, 0.0, 0.0)
         self._points = torch.tensor(self.points, dtype=torch.float32).to(device)
         self._mapped = vmap(self._loss, randomness="error")
-        slots = {slot: tree.signature(held) for slot, held in self.slots.items()}
+        slots = {slot: batches.signature(held) for slot, held in self.slots.items()}
         own = (repr(slots), repr(states[0].form), tuple(self.own))
-        self._signature = (tree.signature(self.trained), tree.signature(self.fixed), *own)
+        self._signature = (batches.signature(self.trained), batches.signature(self.fixed), *own)
         self._drew = False
         heavy = holds(self.network, nn.modules.conv._ConvNd, nn.RNNBase)
         changing = any(p.changes for p in self.task.objective.penalties)
@@ -580,8 +579,8 @@ class StackedTrainer(Trainer):
         def placed(t: Tensor) -> Tensor:
             return t.detach() if here else t.detach().cpu()
 
-        params = tree.unstack({n: placed(p) for n, p in self.params.items()}, count)
-        buffers = tree.unstack({n: placed(b) for n, b in self.buffers.items()}, count)
+        params = batches.unstack({n: placed(p) for n, p in self.params.items()}, count)
+        buffers = batches.unstack({n: placed(b) for n, b in self.buffers.items()}, count)
         memory = self.stepper.memories()
         found = [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
         return found if here else [_in_plain_memory(state) for state in found]

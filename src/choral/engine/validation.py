@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from choral.base import batches, tree
+from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, InputError, NotFiniteError, warn
 from choral.calibration.members import Loss
-from choral.data.frames import arranged
-from choral.data.given import cast_targets
 from choral.data.sources import Source, source_of
 from choral.data.splitting import held_out
-from choral.data.tensors import hashed
+from choral.data.tensors import arranged, cast_targets, hashed
 from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
 from choral.engine.store import MemberStore
 from choral.engine.task import Task
@@ -194,7 +192,7 @@ class Validation:
     def outputs(self, states: Sequence[State], keys: Sequence[int]) -> Tensor:
         """Return the outputs of networks of equal shapes (network, member * draws, batch, ...); each draws by its key."""
         self._moment.hold(dict(zip(keys, states)))
-        signature = (tuple(keys), tree.signature(states[0].params), repr(states[0].form))
+        signature = (tuple(keys), batches.signature(states[0].params), repr(states[0].form))
         if self._evaluator is None or self._signature != signature:
             self._evaluator, self._signature = self._chosen(states, keys), signature
         else:
@@ -205,7 +203,11 @@ class Validation:
         few = copied(batches.part(self.chunks[0], slice(2)))
         plain = PlainEvaluator(self.task, self._moment, keys, keep=True)
         plain.look(few)
-        return plain if sum(tree.count(state.params) for state in states) > _WIDEST else suited(plain, few)
+        return (
+            plain
+            if sum(sum(p.numel() for p in state.params.values()) for state in states) > _WIDEST
+            else suited(plain, few)
+        )
 
     def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
         """Return the measure of each network's own prediction, or the one of them all, for each."""

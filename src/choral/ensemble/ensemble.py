@@ -21,9 +21,9 @@ from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
 from choral.calibration.members import Correction
-from choral.data.frames import arranged, names_of
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
+from choral.data.tensors import arranged, names_of
 from choral.deploy.export import export
 from choral.engine.blueprint import Blueprint
 from choral.engine.compute import Compute

@@ -14,9 +14,9 @@ from choral.base.arguments import full_precision, guarded
 from choral.base.errors import InputError, RunError
 from choral.base.order import evaluating
 from choral.base.types import Build
-from choral.data.given import cast_targets
 from choral.data.inputs import Transform, Transforms
 from choral.data.sources import Source, as_targets, source_of
+from choral.data.tensors import cast_targets
 from choral.engine.blueprint import state_of, uncompiled
 from choral.engine.identity import fingerprint
 from choral.engine.store import MemberStore

@@ -22,9 +22,8 @@ from torch.overrides import TorchFunctionMode
 from choral import models
 from choral.base.errors import ConversionError, InputError, PlanError, RunError, warn
 from choral.base.interface import Interface
-from choral.base.portrait import Function
 from choral.base.types import Builds
-from choral.base.values import from_dict, known_kinds
+from choral.base.values import Function, from_dict, known_kinds
 from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform, Transforms

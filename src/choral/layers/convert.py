@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from choral.base.draws import under
 from choral.base.errors import ConversionError, did_you_mean
-from choral.base.streams import under
 
 
 def ties_of(network: nn.Module) -> dict[str, str]:

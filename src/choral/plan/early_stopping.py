@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from choral.base.errors import InputError, did_you_mean
-from choral.base.portrait import Function
 from choral.base.text import grows
-from choral.base.values import Value
+from choral.base.values import Function, Value
 from choral.objectives.limits import COUNT, NOT_NEGATIVE, Limited, Limits
 from choral.plan.state import slot
 from choral.predictions import Predictive, means_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.portrait import Function
+from choral.base.values import Function
 from choral.objectives.limits import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Limited, Limits
 from choral.objectives.penalties import matches
 

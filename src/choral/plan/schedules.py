@@ -12,7 +12,7 @@ from numbers import Real
 from typing import ClassVar
 
 from choral.base.errors import InputError
-from choral.base.portrait import Function
+from choral.base.values import Function
 from choral.objectives.limits import BELOW_ONE, SHARE, Limited, Limits
 
 

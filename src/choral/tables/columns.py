@@ -15,7 +15,7 @@ import numpy as np
 from choral.base.errors import InputError, warn
 from choral.base.text import short
 from choral.base.values import Value
-from choral.data.arrays import LARGEST
+from choral.data.tensors import LARGEST
 from choral.tables.reading import MOSTLY, Cells, folded, turned
 
 LONGEST = 10_000  # characters of a name or of one category

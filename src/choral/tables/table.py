@@ -10,8 +10,8 @@ import numpy as np
 from choral.base.errors import InputError, RunError, did_you_mean, warn
 from choral.base.text import short
 from choral.base.values import Value, from_dict
-from choral.data.arrays import LARGEST
 from choral.data.splitting import Seen
+from choral.data.tensors import LARGEST
 from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, ranks_of, spelled
 from choral.tables.reading import Cells, folded
 

@@ -32,8 +32,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base import draws
+from choral.base.draws import now, under
 from choral.base.errors import ConversionError, InputError, did_you_mean
-from choral.base.streams import now, under
 from choral.base.values import Value
 from choral.layers.functional import BATCH_NORMS, WEIGHTED, Tensors, emptied, filled, operate, own_kind, read_through
 from choral.layers.packed.layers import PACKABLE

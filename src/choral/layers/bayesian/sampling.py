@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import draws
+from choral.base.draws import now, under
 from choral.base.errors import ConversionError
-from choral.base.streams import now, under
 from choral.layers.functional import CONVOLUTIONS, emptied, filled, operate, own_kind, read_through
 from choral.objectives.kl import MEAN, RHO, std_of
 

@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from choral.base import batches, devices, draws
-from choral.base.batches import Batch
+from choral.base.batches import Batch, vmap
 from choral.base.errors import ConversionError, InputError
 from choral.base.order import evaluating
-from choral.base.tree import vmap
 from choral.layers.convert import call_with, holds, swap, ties_of
 from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
 from choral.layers.joint.weighted import CutError, fold, unfold

@@ -10,8 +10,8 @@ from abc import ABC
 import torch
 from torch import Tensor, nn
 
+from choral.base.draws import now
 from choral.base.errors import ConversionError
-from choral.base.streams import now
 from choral.layers.functional import TRANSPOSED, WEIGHTED, emptied, filled, operate, own_kind, read_through, spatial
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.portrait import Function
+from choral.base.values import Function
 from choral.objectives.limits import Limited
 from choral.predictions import Outputs, Predictive
 
