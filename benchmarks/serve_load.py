@@ -1,7 +1,6 @@
 """A server under load on 127.0.0.1: `choral serve model.onnx` beside the same graph behind LitServe, and what it does with nonsense, a flood and kill -9.
 
-    pip install 'choral[onnx,serve]' litserve 'tritonclient[http]'
-    python benchmarks/serve_load.py [--seconds 60] [--clients 16]
+    python benchmarks/serve_load.py [--seconds 60] [--clients 16]   # choral[onnx,serve], litserve, tritonclient[http]
 
 Both servers get the same requests of one row as JSON from so many connections of one client. Writes results/serve_load.json.
 """
@@ -52,7 +51,6 @@ if __name__ == "__main__":
 
 
 def started(call: list[str], ready: str) -> tuple[subprocess.Popen[bytes], float]:
-    """Start a server; return it and the seconds until it is ready."""
     begun = time.monotonic()
     process = subprocess.Popen(call, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     while True:
@@ -139,8 +137,7 @@ def triton(x: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """Return what a client nobody here wrote reads."""
     from tritonclient.http import InferenceServerClient, InferInput
 
-    client = InferenceServerClient(f"127.0.0.1:{PORT}")
-    given = InferInput("x", list(x.shape), "FP32")
+    client, given = InferenceServerClient(f"127.0.0.1:{PORT}"), InferInput("x", list(x.shape), "FP32")
     given.set_data_from_numpy(x)
     found = client.infer("model", [given]).as_numpy("probs")
     outputs = [output["name"] for output in client.get_model_metadata("model")["outputs"]]
@@ -153,8 +150,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=16)
     options = parser.parse_args()
-    x, y = torch.randn(256, FEATURES), torch.arange(256) % 3
-    recipe = choral.recipes.deep_ensemble(members=5, epochs=8)
+    x, y, recipe = torch.randn(256, FEATURES), torch.arange(256) % 3, choral.recipes.deep_ensemble(members=5, epochs=8)
     build = lambda: models.mlp(FEATURES, 3, hidden=(64, 64))  # noqa: E731  # a factory
     ensemble = choral.fit(build, (x, y), recipe, validation=None, progress=False)
     request = message("/predict", json.dumps({"rows": [x[0].tolist()]}).encode())
@@ -166,6 +162,7 @@ def main() -> None:
         found: dict[str, Any] = {"settings": {"seconds": options.seconds, "clients": options.clients}}
         process, _ = started([sys.executable, str(Path(name) / "lit.py"), str(path), str(PORT)], "/health")
         found["litserve"] = asyncio.run(load(request, options.seconds, options.clients, process.pid))
+        del found["litserve"]["memory_mb"]  # of one of its processes alone
         ended(process)
         process, _ = started(serve, "/v2/health/ready")
         found["choral"] = asyncio.run(load(request, options.seconds, options.clients, process.pid))
@@ -173,9 +170,11 @@ def main() -> None:
         found["malformed"] = {str(code): n for code, n in asyncio.run(nonsense(1000)).items()}
         found["reload"] = reload(path, process, request, ensemble)
         ended(process)
-        imports = "import choral.cli.app, choral.deploy.serve, onnxruntime, starlette.applications, uvicorn"
-        begun = time.monotonic()
-        subprocess.run([sys.executable, "-c", imports], check=True)
+        begun, parts = (
+            time.monotonic(),
+            "choral.cli.app, choral.deploy.serve, onnxruntime, starlette.applications, uvicorn",
+        )
+        subprocess.run([sys.executable, "-c", f"import {parts}"], check=True)
         found["after_kill"] = {"import_seconds": round(time.monotonic() - begun, 2)}
         process, until = started([*serve, "--queue", "4"], "/v2/health/ready")
         found["after_kill"]["ready_seconds"] = round(until, 2)

@@ -1,5 +1,6 @@
 """Distil: one network reproduces what an ensemble predicts, and its split into noise and disagreement."""
 
+import importlib.util
 import itertools
 
 import numpy as np
@@ -149,6 +150,8 @@ def test_it_is_saved_exported_calibrated_and_resumed_like_an_ensemble(classes, d
     distilled.export(tmp_path / "one.pt2")
     graph = torch.export.load(tmp_path / "one.pt2").module()
     assert torch.allclose(graph(x)["mutual_information"], right.mutual_information, atol=1e-5)
+    if importlib.util.find_spec("onnxscript") and importlib.util.find_spec("onnxruntime"):
+        distilled.export(tmp_path / "one.onnx")  # which compares it with predict
     warm = distilled.calibrated(x, y, temperature="ensemble")
     sums = [e._predictive(x).logits.logsumexp(-1) for e in (warm, distilled)]
     assert torch.allclose(*sums, atol=1e-4)  # a temperature leaves the precision alone
