@@ -41,9 +41,9 @@ class API(litserve.LitAPI):
     def decode_request(self, request):
         return numpy.asarray(request["rows"], "float32")[0]
     def predict(self, x):
-        return dict(zip(self.names, self.session.run(None, {"x": numpy.stack(x)})))
-    def unbatch(self, found):
-        return [{"rows": [{n: v[i].tolist() for n, v in found.items()}]} for i in range(len(found["probs"]))]
+        found = dict(zip(self.names, self.session.run(None, {"x": numpy.stack(x)})))
+        return [{"rows": [{n: v[i].tolist() for n, v in found.items()}]} for i in range(len(x))]
+    unbatch = lambda self, found: found
 if __name__ == "__main__":
     server = litserve.LitServer(API(max_batch_size=64, batch_timeout=0.002), accelerator="cpu", workers_per_device=1)
     server.run(host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False, log_level="error", num_api_servers=1)
@@ -72,7 +72,6 @@ def message(path: str, body: bytes, more: str = "") -> bytes:
 
 
 async def asked(reader: Any, writer: Any, request: bytes) -> int:
-    """Send a request and return the status of the answer, read to its end."""
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
@@ -134,7 +133,6 @@ async def nonsense(count: int) -> Counter[int]:
 
 
 def triton(x: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    """Return what a client nobody here wrote reads."""
     from tritonclient.http import InferenceServerClient, InferInput
 
     client, given = InferenceServerClient(f"127.0.0.1:{PORT}"), InferInput("x", list(x.shape), "FP32")
