@@ -9,7 +9,18 @@ from typer.main import get_command
 import choral
 from choral.cli.app import app
 
-START = ("fit", "fit_table", "load", "show", "compare", "ensemble_of", "converted")
+START = (
+    "fit",
+    "fit_table",
+    "load",
+    "show",
+    "compare",
+    "ensemble_of",
+    "converted",
+    "distil",
+    "save_pretrained",
+    "from_pretrained",
+)
 VALUES = (
     "Ensemble",
     "Prediction",

@@ -32,6 +32,8 @@ ORDER = [
     "deploy",
     "ensemble",
     "fit",
+    "deploy.distil",
+    "deploy.hub",
     "testing",
     "preview",
     "comparison",
@@ -48,14 +50,14 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1112,  # the modules beside the packages; 350 are choral.plots
+    "": 1117,  # the modules beside the packages; 350 are choral.plots
     "base": 2349,
     "masks": 702,
     "corruptions": 637,
     "metrics": 1186,
     "calibration": 812,
     "predictions": 1560,
-    "objectives": 1848,
+    "objectives": 2068,
     "layers": 3739,
     "compaction": 1426,
     "structures": 1363,
@@ -66,13 +68,13 @@ BUDGETS = {
     "tables": 2447,
     "engine": 6258,
     "cluster": 1078,
-    "deploy": 944,  # 575 are the server
-    "ensemble": 1404,
+    "deploy": 1313,  # 575 are the server
+    "ensemble": 1407,
     "testing": 339,
     "report": 1000,
     "comparison": 1151,
     "sklearn": 670,
-    "cli": 1399,
+    "cli": 1437,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

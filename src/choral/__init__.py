@@ -28,6 +28,8 @@ _NAMES = {
     "choral.cluster.run": "leaves prepare run_leaf",
     "choral.comparison.compare": "compare",
     "choral.comparison.comparison": "Comparison",
+    "choral.deploy.distil": "distil",
+    "choral.deploy.hub": "from_pretrained save_pretrained",
     "choral.engine.compute": "Compute Store",
     "choral.ensemble.ensemble": "Ensemble",
     "choral.ensemble.networks": "converted ensemble_of",
@@ -50,7 +52,8 @@ _MODULES = (
 __all__ = [  # defined by __getattr__
     "SGD", "Adam", "AdamW", "ChoralError", "Collect", "Columns", "Comparison", "Compute", "EarlyStopping", "Ensemble", "Measure",
     "Objective", "Prediction", "Ray", "Recipe", "Reset", "Start", "Store", "Train", "Training", "compare", "converted",
-    "ensemble_of", "every", "fit", "fit_table", "fork", "leaves", "load", "prepare", "repeat", "run_leaf", "seq", "show",
+    "distil", "ensemble_of", "every", "fit", "fit_table", "fork", "from_pretrained", "leaves", "load", "prepare", "repeat", "run_leaf",
+    "save_pretrained", "seq", "show",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -59,6 +62,8 @@ if TYPE_CHECKING:
     from choral.cluster.run import leaves, prepare, run_leaf
     from choral.comparison.compare import compare
     from choral.comparison.comparison import Comparison
+    from choral.deploy.distil import distil
+    from choral.deploy.hub import from_pretrained, save_pretrained
     from choral.engine.compute import Compute, Store
     from choral.ensemble.ensemble import Ensemble
     from choral.ensemble.networks import converted, ensemble_of

@@ -1,12 +1,16 @@
 """The server: the protocol, rows of tables, limits, and refusals in one sentence; on loopback alone."""
 
+import asyncio
 import http.client
 import json
+import os
 import random
+import signal
 import socket
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -286,6 +290,46 @@ def test_rows_of_a_table_are_read_by_column_from_an_onnx_file(tmp_path):
             assert status == 422
             assert json.loads(body)["error"]
         assert [c["column"] for c in json.loads(ask("GET", "/card")[1])["columns"]] == ["size", "town"]
+
+
+def test_a_signal_brings_the_next_model_and_requests_that_wait_keep_theirs(caplog):
+    def scaled(by, wait=0.0):
+        def run(inputs):
+            time.sleep(wait)
+            return {"mean": by * inputs["x"].sum(1), "set": inputs["x"] > 0}
+
+        return replace(toy(), run=run)
+
+    following = [scaled(10.0), RunError("the file is damaged")]
+
+    def reload():
+        found = following.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    app = application(scaled(1.0, wait=0.2), limits=Limits(delay=0.3), reload=reload)
+    rows = {"x": np.ones((1, 3), "float32")}
+
+    async def drive():
+        async with app.router.lifespan_context(app):
+            batcher, old = app.state.batcher, app.state.batcher.run
+            waiting = asyncio.create_task(batcher.ask(rows))
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGHUP)
+            while batcher.run is old:
+                await asyncio.sleep(0.01)
+            answers = [float((await task)["mean"][0]) for task in (waiting, asyncio.create_task(batcher.ask(rows)))]
+            os.kill(os.getpid(), signal.SIGHUP)
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+            return [*answers, float((await batcher.ask(rows))["mean"][0])]
+
+    try:
+        assert asyncio.run(asyncio.wait_for(drive(), 30)) == [3.0, 30.0, 30.0]
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert "damaged" in caplog.text
 
 
 def test_wrong_files_are_said(tmp_path):

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from choral.cli.output import json_text, note, say, write_json
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".json", ".parquet", ".xlsx")
 _SHOWN = 10  # rows in a terminal
+_TOLD = 5.0  # seconds between words about progress
 _FORMULA = re.compile(r" *(?![-+]?(?:\d+\.?\d*|\.\d+|inf|nan)(?:e[-+]?\d+)?\s*$)[=+\-@\t\r\n]", re.IGNORECASE)
 
 
@@ -37,6 +39,7 @@ def predict(
     """
     import pandas as pd
 
+    from choral.deploy.stream import is_large
     from choral.engine.files import write_bytes
     from choral.fit import load
     from choral.tables.table import unit_in_words
@@ -44,12 +47,16 @@ def predict(
     if out is not None:
         _check_out(out, data, ensemble)
     loaded = load(ensemble)
-    x, _, frame = read_rows(loaded, data)
-    with called(data):
-        own = loaded._predictive(x).columns()
     about = loaded.table
     if about is not None and about.task == "regression" and about.unit:
         note(f"choral: '{about.target}' is predicted as training had it: {unit_in_words(about.unit)}.")
+    if out is not None and not json and is_large(data, out):
+        done = _predict_large(loaded, data, out, id or [], everything=keep_columns)
+        note(f"choral: {done:,} predictions written to {out}")
+        return
+    x, _, frame = read_rows(loaded, data)
+    with called(data):
+        own = loaded._predictive(x).columns()
     beside = _beside(loaded, frame, data, id or [], ("row", *own), everything=keep_columns)
     found = pd.DataFrame({"row": range(len(x))} | beside | own)
     if out is not None:
@@ -64,6 +71,30 @@ def predict(
         say(f"{min(len(found), _SHOWN)} of {len(found):,} rows, rounded; --out predictions.csv writes all of them.")
     elif out is None:
         sys.stdout.write(_encoded(".csv", found).decode())
+
+
+def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everything: bool) -> int:
+    """Write the predictions of a large parquet file chunk by chunk; the same command goes on after a kill."""
+    import pandas as pd
+
+    from choral.deploy.stream import by_chunks
+
+    check_kind(loaded, data)
+    told = [time.monotonic()]
+
+    def made(frame: Any, first: int) -> Any:
+        frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
+        with called(data):
+            own = loaded._predictive(frame).columns()
+        beside = _beside(loaded, frame, data, ids, ("row", *own), everything=everything, tell=first == 0)
+        return pd.DataFrame({"row": range(first, first + len(frame))} | beside | own)
+
+    def tell(done: int, rows: int) -> None:
+        if time.monotonic() - told[0] > _TOLD:
+            told[0] = time.monotonic()
+            note(f"choral: {done:,} of {rows:,} rows; if this is stopped, the same command goes on")
+
+    return by_chunks(data, out, made, key=f"{loaded._digest} {ids} {everything}", tell=tell)
 
 
 @contextmanager
@@ -128,11 +159,7 @@ def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, A
     from choral.tables.table import with_target
 
     table, arrays = loaded.table, data.suffix.lower() == ".npz"
-    on_table = table is not None and bool(table.columns)
-    if ending(data) and not on_table:
-        raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
-    if on_table and arrays:
-        raise InputError(f"{data} holds arrays, but this ensemble was fitted on a table; give one with its columns.")
+    check_kind(loaded, data)
     if ending(data):
         frame = read_table(data)
         frame = with_target(frame, table.target, str(data)) if targets else frame
@@ -144,10 +171,21 @@ def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, A
     return *(read_labeled(data) if targets else (read_inputs(data), None)), None
 
 
+def check_kind(loaded: Any, data: Path) -> None:
+    """Raise InputError for a table where an ensemble was fitted on arrays, or the other way round."""
+    from choral.tables.reading import ending
+
+    on_table = loaded.table is not None and bool(loaded.table.columns)
+    if ending(data) and not on_table:
+        raise InputError(f"{data} is a table, but this ensemble was fitted on arrays; give an .npz file.")
+    if on_table and data.suffix.lower() == ".npz":
+        raise InputError(f"{data} holds arrays, but this ensemble was fitted on a table; give one with its columns.")
+
+
 def _beside(
-    loaded: Any, frame: Any, data: Path, ids: list[str], own: tuple[str, ...], *, everything: bool
+    loaded: Any, frame: Any, data: Path, ids: list[str], own: tuple[str, ...], *, everything: bool, tell: bool = True
 ) -> dict[str, Any]:
-    """Return the columns of a table to show beside predictions, by names that these do not have."""
+    """Return the columns of a table to show beside predictions, by names that these do not have; `tell` says which are others."""
     if frame is None:
         if ids or everything:
             asked = "--id" if ids else "--keep-columns"
@@ -162,7 +200,7 @@ def _beside(
         free = name
         while free in own or (free != name and free in names):
             free = f"input_{free}"
-        if free != name:
+        if free != name and tell:
             note(f"choral: the table's column '{name}' is shown as '{free}': predictions have one of that name.")
         found[free] = frame[name].array
     return found
@@ -203,7 +241,7 @@ def serve(
 ) -> None:
     """Answer over HTTP: the Open Inference Protocol v2, rows of tables (/predict), /metrics, and a page at /.
 
-    With CHORAL_TOKEN in the environment, requests must bring it as Authorization: Bearer.
+    With CHORAL_TOKEN in the environment, requests must bring it as Authorization: Bearer. SIGHUP reads the file again.
 
     Example: choral serve model.onnx --port 8080
     """
@@ -213,7 +251,7 @@ def serve(
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         note(f"choral: everyone who reaches {host} may ask; set CHORAL_TOKEN to ask for a token.")
     limits = Limits(body=body << 20, rows=rows, queue=queue, delay=delay / 1000)
-    app = application(load_model(model), limits=limits, token=token)
+    app = application(load_model(model), limits=limits, token=token, reload=lambda: load_model(model))
     if json:
         write_json({"model": str(model), "url": f"http://{host}:{port}/"})
     else:

@@ -7,7 +7,10 @@ how many wait, and how long. Nothing in a request names a file, and nothing that
 import asyncio
 import hmac
 import json
+import logging
 import math
+import signal
+import threading
 import time
 import warnings
 from collections import Counter
@@ -26,6 +29,7 @@ from choral.deploy.export import ABOUT, describe, described_inputs, example, out
 from choral.ensemble.ensemble import Ensemble
 from choral.tables.table import Table, table_from
 
+_LOG = logging.getLogger("choral")
 Arrays = dict[str, np.ndarray]
 _TYPES: dict[str, np.dtype[Any]] = {
     "FP16": np.dtype("<f2"),
@@ -155,10 +159,11 @@ class _Asked:
     inputs: Arrays
     rows: int
     answer: "asyncio.Future[Arrays]"
+    run: Callable[[Arrays], Arrays]  # of the model that read it, which another may follow
 
     @property
     def key(self) -> Any:
-        return tuple((name, value.shape[1:]) for name, value in self.inputs.items())
+        return self.run, *((name, value.shape[1:]) for name, value in self.inputs.items())
 
 
 class Batcher:
@@ -183,7 +188,7 @@ class Batcher:
             raise Refusal(503, "the server is stopping; ask another one.")
         if len(self._waiting) >= self.limits.queue:
             raise Refusal(429, f"{len(self._waiting)} requests wait already; ask again in a moment.")
-        asked = _Asked(inputs, len(next(iter(inputs.values()))), asyncio.get_running_loop().create_future())
+        asked = _Asked(inputs, len(next(iter(inputs.values()))), asyncio.get_running_loop().create_future(), self.run)
         self._waiting.append(asked)
         self._wake.set()
         try:
@@ -227,7 +232,7 @@ class Batcher:
     def _answers(self, batch: list[_Asked]) -> list[Arrays | Refusal]:
         try:
             joined = {n: np.concatenate([asked.inputs[n] for asked in batch]) for n in batch[0].inputs}
-            found = self.run(joined)
+            found = batch[0].run(joined)
         except Exception as error:  # a runtime raises what it likes about rows it cannot read
             if len(batch) > 1:  # one of them may be wrong: each by itself
                 return [answer for asked in batch for answer in self._answers([asked])]
@@ -434,13 +439,20 @@ class Metrics:
         return "\n".join([*lines, f"{name}_sum {self.seconds:.6f}", f"{name}_count {sum(self.times.values())}", ""])
 
 
-def application(model: Model, *, limits: Limits | None = None, token: str | None = None) -> Any:
+def application(
+    model: Model,
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    reload: Callable[[], Model] | None = None,
+) -> Any:
     """Return the server as an ASGI application (Starlette's).
 
     Args:
         model: what is served.
         limits: of requests.
         token: what requests must bring as `Authorization: Bearer ...`, but for health and the page; None lets all in.
+        reload: returns the model that answers from then on, when SIGHUP comes; requests that wait are answered by the one that read them.
     """
     try:
         from starlette.applications import Starlette
@@ -511,13 +523,14 @@ def application(model: Model, *, limits: Limits | None = None, token: str | None
 
     async def infer(request: Request) -> Response:
         body = await body_of(request)
-        asked, inputs = read_inference(model, body, request.headers.get(_LENGTH), bounds.rows)
-        content, headers = inference(model, asked, await batcher.ask(inputs))
+        own = model
+        asked, inputs = read_inference(own, body, request.headers.get(_LENGTH), bounds.rows)
+        content, headers = inference(own, asked, await batcher.ask(inputs))
         return Response(content, headers=headers)
 
     async def predict(request: Request) -> dict[str, Any]:
-        inputs = read_rows(model, read_json(await body_of(request)), bounds.rows)
-        return {"rows": row_answers(model, await batcher.ask(inputs))}
+        content, own = read_json(await body_of(request)), model
+        return {"rows": row_answers(own, await batcher.ask(read_rows(own, content, bounds.rows)))}
 
     async def card(request: Request) -> dict[str, Any]:
         shown = ("method", "task", "members", "level", "digest", "versions", "understood")
@@ -532,9 +545,21 @@ def application(model: Model, *, limits: Limits | None = None, token: str | None
         own = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
         return HTMLResponse(page, headers={"content-security-policy": own, "x-content-type-options": "nosniff"})
 
+    async def renew() -> None:
+        nonlocal model
+        try:
+            model = await asyncio.to_thread(reload or (lambda: model))
+            batcher.run = model.run
+        except ChoralError as error:
+            _LOG.warning("the model stays as it is: %s", error)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        working = asyncio.create_task(batcher.work())
+        working, tasks = asyncio.create_task(batcher.work()), set[Any]()
+        if reload is not None and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, lambda: tasks.add(asyncio.create_task(renew()))
+            )
         yield
         batcher.stopping = True
         working.cancel()

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -131,6 +132,8 @@ class Ensemble:
         self.posthoc = corrections.checked(posthoc, kind=likelihood.prediction)
         self._store, self._count = store, count
         self._build = build
+        if likelihood.target is not None:
+            interface = replace(interface, target=likelihood.target)
         self._interface = interface
         self._blueprint = Blueprint(
             build, recipe.structure, device=torch.device("cpu"), images=False, interface=interface

@@ -17,6 +17,7 @@ from choral.objectives.likelihoods.classification import (
     is_one_hot,
     is_whole,
 )
+from choral.objectives.likelihoods.distilled import SoftClasses, SoftGaussian, SoftLabels
 from choral.objectives.likelihoods.regression import (
     Family,
     FixedGaussian,
@@ -31,7 +32,8 @@ from choral.objectives.likelihoods.regression import (
 
 __all__ = [
     "NAMES", "About", "Bernoulli", "Categorical", "Family", "FixedGaussian", "Laplace", "LearnedGaussian", "Likelihood",
-    "Loss", "NegativeBinomial", "Ordinal", "Poisson", "Quantiles", "StudentT", "TargetScale", "infer", "named", "resolve",
+    "Loss", "NegativeBinomial", "Ordinal", "Poisson", "Quantiles", "SoftClasses", "SoftGaussian", "SoftLabels", "StudentT",
+    "TargetScale", "infer", "named", "resolve",
 ]  # fmt: skip
 
 NAMES: dict[str, type[Likelihood]] = {

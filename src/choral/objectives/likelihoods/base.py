@@ -129,6 +129,11 @@ class Likelihood(Limited, ABC):
         """Standard deviation of the noise on every target, in training units; None if it is not one known number."""
         return None
 
+    @property
+    def target(self) -> tuple[int, ...] | None:
+        """The shape of one target in the data, where the targets of training have another; None if they have not."""
+        return None
+
     @abstractmethod
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return how wrong the outputs are about each point: minus the log probability of its targets.

@@ -1,0 +1,196 @@
+"""Exported graphs beside `predict`: every method on four networks, in onnxruntime and as .pt2, and the time of one row.
+
+    pip install 'choral[onnx]'
+    python benchmarks/export.py [--networks mlp lenet transformer resnet20] [--methods packed ...]
+
+Each ensemble (two members or three draws where the method has a choice, trained for a moment, with a temperature and conformal sets) is exported
+twice and asked for 1, 5 and 64 rows. `largest` is the largest difference of any output from predict's, relative to 1 + the output's largest value. Refusals are
+kept in words. Rows that the file has are not measured again; `--speed` measures the times alone. Writes benchmarks/results/export.json.
+"""
+
+import argparse
+import inspect
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import onnxruntime
+import torch
+from torch import nn
+
+import choral
+from choral import Training, models
+from choral.deploy.export import outputs_of
+from choral.recipes import METHODS, make
+from machine import measured, write
+
+QUICK = Training(lr=0.01, optimizer="sgd", batch_size=32)
+X = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(64) % 3
+NOISY = (Y + (torch.arange(64) % 4 == 0)) % 3  # labels that no temperature makes certain
+
+
+class Encoder(nn.Module):
+    """A small transformer encoder over the rows of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 3)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.body(self.first(x.mean(1))).mean(1))
+        return found
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3))
+
+
+NETWORKS = {
+    "mlp": mlp,
+    "lenet": lambda: models.lenet("5", classes=3, side=16),
+    "transformer": Encoder,
+    "resnet20": lambda: models.resnet_cifar(20, classes=3, width=4),
+}
+
+
+def few(method: str) -> Any:
+    """Return a short recipe of a method."""
+    choice = METHODS[method].options.get("members")
+    several = choice is not None and choice.default not in (1, None, inspect.Parameter.empty)
+    drawn = {"draws": 3} if make(method).structure.draws > 1 else {}
+    return make(method, budget=12, training=QUICK, members=2 if several else None, **drawn)
+
+
+def runner(path: Path) -> Any:
+    """Return a function that gives the outputs of a file by name."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return lambda x: dict(zip(names, map(torch.from_numpy, session.run(None, {"x": x.numpy()}))))
+
+
+def compare(ensemble: Any, path: Path) -> dict[str, Any]:
+    """Export an ensemble; return how far the graph is from predict at 1, 5 and 64 rows."""
+    begun = time.perf_counter()
+    ensemble.export(path, X[:8])
+    seconds, run = time.perf_counter() - begun, runner(path)
+    largest, sets = 0.0, True
+    for count in (1, 5, 64):
+        found = run(X[:count])
+        right = outputs_of(ensemble._predictive(X[:count]), ensemble._interface.target)
+        assert list(found) == list(right)
+        sets &= bool(torch.equal(found.pop("set"), right.pop("set")))
+        for name, value in right.items():
+            scale = 1 + float(value.abs().max())
+            largest = max(largest, float((found[name].double() - value.double()).abs().max()) / scale)
+    return {
+        "largest": largest,
+        "sets_equal": sets,
+        "mb": round(path.stat().st_size / 1e6, 2),
+        "seconds": round(seconds, 1),
+    }
+
+
+def row(method: str, network: str) -> dict[str, Any]:
+    """Return the comparison of both formats, or why there is none."""
+    try:
+        ensemble = choral.fit(NETWORKS[network], (X, Y), few(method), validation=None, progress=False)
+    except choral.ChoralError as error:
+        return {"fit": str(error)}
+    ensemble = ensemble.calibrated(X, NOISY, temperature="ensemble", level=0.8)
+    found = {}
+    for suffix in (".onnx", ".pt2"):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found[suffix] = compare(ensemble, Path(folder) / f"model{suffix}")
+            except choral.ChoralError as error:
+                found[suffix] = {"refused": str(error)}
+    return found
+
+
+def seconds_of(call: Any) -> float:
+    """Return the median time of a call."""
+    for _ in range(20):
+        call()
+    times = []
+    for _ in range(300):
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    return median(times)
+
+
+def speeds() -> dict[str, Any]:
+    """Return times of one row: predict, the graph in onnxruntime, and one network in torch and in onnxruntime."""
+    x, y = torch.randn(256, 20), torch.arange(256) % 3
+    one, build = x[:1].clone(), lambda: models.mlp(20, 3, hidden=(64, 64))
+    recipes = {
+        "packed": make("packed", members=4, budget=12, training=QUICK),
+        "batch_ensemble_32": make("batch_ensemble", members=32, budget=12, training=QUICK),
+        "deep_ensemble_20": make("deep_ensemble", members=20, budget=240, training=QUICK),
+        "single": make("single", budget=12, training=QUICK),
+    }
+    found: dict[str, Any] = {}
+    for name, recipe in recipes.items():
+        ensemble = choral.fit(build, (x, y), recipe, validation=None, progress=False)
+        with tempfile.TemporaryDirectory() as folder:
+            ensemble.export(Path(folder) / "model.onnx", x[:8])
+            session = onnxruntime.InferenceSession(Path(folder) / "model.onnx", providers=["CPUExecutionProvider"])
+        found[name] = {
+            "predict_us": 1e6 * seconds_of(lambda e=ensemble: e.predict(one).probs),
+            "onnxruntime_us": 1e6 * seconds_of(lambda s=session: s.run(None, {"x": one.numpy()})),
+        }
+    plain = build().eval()
+    with torch.no_grad():
+        found["one network, torch"] = {"forward_us": 1e6 * seconds_of(lambda: plain(one).softmax(-1))}
+    for name in recipes:
+        own = found[name]
+        own["predict_over_onnxruntime"] = own["predict_us"] / own["onnxruntime_us"]
+        own["onnxruntime_over_single_onnxruntime"] = own["onnxruntime_us"] / found["single"]["onnxruntime_us"]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--speed", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    held = measured("export")
+    rows = held.get("rows", {})
+    if asked.speed:
+        write("export", {"rows": rows, "one_row": speeds()} | summary(rows))
+        return
+    for network in asked.networks:
+        for method in asked.methods:
+            if method not in rows.setdefault(network, {}):
+                rows[network][method] = row(method, network)
+                print(network, method, rows[network][method], flush=True)
+                write("export", {"rows": rows, "one_row": held.get("one_row", {})} | summary(rows))
+
+
+def summary(rows: dict[str, Any]) -> dict[str, Any]:
+    """Return for each network and format how many methods agree, the largest difference, and what is refused."""
+    found: dict[str, Any] = {}
+    for network, own in rows.items():
+        for suffix in (".onnx", ".pt2"):
+            made = {m: r[suffix] for m, r in own.items() if "largest" in r.get(suffix, {})}
+            found[f"{network} {suffix}"] = {
+                "methods": len(made),
+                "largest": max((r["largest"] for r in made.values()), default=None),
+                "sets_differ": [m for m, r in made.items() if not r["sets_equal"]],
+                "refused": {m: r[suffix]["refused"] for m, r in own.items() if "refused" in r.get(suffix, {})},
+                "not_fitted": [m for m, r in own.items() if "fit" in r],
+            }
+    return {"summary": found}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Distil: one network that gives the predictive distribution of an ensemble, and how it splits into noise and disagreement."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from choral.base.arguments import guarded
+from choral.base.errors import InputError
+from choral.base.types import Build
+from choral.data.datasets import is_dataset
+from choral.ensemble.ensemble import Ensemble
+from choral.fit import check_options, train
+from choral.objectives.likelihoods import Likelihood, SoftClasses, SoftGaussian, SoftLabels, TargetScale
+from choral.objectives.likelihoods.distilled import matching_precision
+from choral.predictions import Classification, Counts, MultiLabel, Numbers
+from choral.recipes.recipe import Recipe
+
+_LEAST = 1e-8  # variance in units of the predicted means' own
+
+
+@guarded
+def distil(
+    ensemble: Ensemble,
+    build: Build | nn.Module,
+    data: Any,
+    recipe: Recipe | str = "single",
+    *,
+    split: bool = True,
+    temperature: float = 1.0,
+    **options: Any,
+) -> Ensemble:
+    """Train one network to predict what an ensemble predicts; it is an ensemble of one, saved, exported and served like any.
+
+    >>> from choral import fit
+    >>> x, y = torch.randn(64, 4), torch.arange(64) % 3
+    >>> teacher = fit(lambda: nn.Linear(4, 3), (x, y), "deep_ensemble", progress=False)
+    >>> distil(teacher, lambda: nn.Linear(4, 3), x, progress=False).predict(x).mutual_information.shape
+    torch.Size([64])
+
+    The targets are the ensemble's predictions, corrections included: of classes their probabilities, of numbers mean and variance.
+
+    Args:
+        ensemble: the teacher.
+        build: the network, as in `fit`: one output for each class or label, 3 for each number (mean, aleatoric and epistemic variance).
+        data: inputs as `predict` takes them, or a pair (x, y) as in `fit`, whose labels are not read; more than the ensemble was trained
+            on, where there are any. Random transforms see the targets of inputs as they are.
+        recipe: how the network is trained.
+        split: whether it learns epistemic uncertainty too, by a Dirichlet over class probabilities or a second variance; otherwise
+            everything it says is aleatoric, and numbers take 2 outputs.
+        temperature: by which logits of both are divided in training; above 1, small probabilities count more.
+        options: of `fit`: epochs are the recipe's. transforms are the ensemble's unless given; validation is labeled data of its own.
+    """
+    check_options("distil", ("split", "temperature"), options)
+    x = ensemble._arranged(_inputs(ensemble, data))
+    found, shape = ensemble._predictive(x), ensemble._interface.target
+    if isinstance(found, Classification):
+        targets, likelihood = _classes(found, split, temperature)
+    elif temperature == 1 and isinstance(found, MultiLabel) and not split:
+        targets, likelihood = found.probs.reshape(len(found.probs), *shape or ()), SoftLabels()
+    elif temperature == 1 and isinstance(found, Numbers) and not isinstance(found, Counts):
+        targets, likelihood = _numbers(found, split, shape)
+    else:
+        raise InputError(
+            f"the ensemble predicts {found.task}, which is not distilled with split={split} and temperature={temperature:g}: classes and real "
+            "numbers have a split, labels take split=False, and classes alone a temperature."
+        )
+    given = {"transforms": ensemble._inputs, "validation": None, "table": ensemble.table} | options
+    pairs = _Taught(x, targets) if is_dataset(x) else (x, targets)
+    return train(build, pairs, recipe, likelihood=likelihood, **given)
+
+
+def _classes(found: Classification, split: bool, temperature: float) -> tuple[Tensor, Likelihood]:
+    """Return probabilities, with the logarithm of a precision beside them if there is a split."""
+    probs, axis = replace(found, logits=found.logits / temperature).probs, found.axis
+    if not split:
+        return probs, SoftClasses(temperature=temperature, axis=axis)
+    logs = matching_precision(found.probs, found.epistemic, axis)
+    level = float(logs.mean()) - math.log(probs.shape[axis])  # so that outputs of 0 have the mean
+    targets = torch.cat([probs, (logs - level).to(probs.dtype)], axis)
+    return targets, SoftClasses(level=level, temperature=temperature, axis=axis)
+
+
+def _numbers(found: Numbers, split: bool, shape: tuple[int, ...] | None) -> tuple[Tensor, Likelihood]:
+    """Return means and the logarithms of variances in units of the means' deviation."""
+    mean = found.mean.double()
+    scale = TargetScale.of(mean if mean.dim() == 2 else mean.reshape(-1, 1))
+    size = scale.widen(torch.ones_like(mean)).square()
+    each = [found.aleatoric, found.epistemic] if split else [found.variance]
+    logs = [(part.double() / size).clamp_min(_LEAST).log() for part in each]
+    level = tuple(float(log.mean()) for log in logs)
+    parts = [scale.apply(mean), *(log - middle for log, middle in zip(logs, level))]
+    return torch.cat(parts, 1).float(), SoftGaussian(scale=scale, level=level, shape=shape)
+
+
+def _inputs(ensemble: Ensemble, data: Any) -> Any:
+    """Return the inputs of data that may be a pair with targets."""
+    several = bool({"tuple", "list"} & set(ensemble._interface.reads or ()))
+    pair = isinstance(data, tuple | list) and (not several or isinstance(data[0], tuple | list))
+    return data[0] if pair else data
+
+
+class _Taught(Dataset[Any]):
+    """The inputs of a dataset, with other targets."""
+
+    def __init__(self, data: Any, targets: Tensor):
+        self.data, self.targets = data, targets
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        item = self.data[index]
+        return item[0] if isinstance(item, tuple | list) and len(item) in (1, 2) else item, self.targets[index]

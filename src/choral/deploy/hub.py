@@ -1,0 +1,146 @@
+"""Ensembles as folders that model hubs and MLflow read: weights as safetensors, config.json, and a model card with measured results.
+
+    choral.save_pretrained(ensemble, "houses", test=(x_test, y_test), data="houses sold in 2024, rows drawn at random")
+    choral.from_pretrained("houses")
+
+The weights file is what `ensemble.save` writes: nothing in the folder can run.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from choral.base.arguments import guarded
+from choral.base.errors import InputError
+from choral.base.types import Builds
+from choral.deploy.export import describe
+from choral.engine.files import write_bytes
+from choral.ensemble.ensemble import Ensemble, described, facts
+from choral.fit import load
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_FLAVOR = "choral"  # folder within a model of MLflow
+
+
+@guarded
+def save_pretrained(ensemble: Ensemble, folder: str | Path, *, test: Any = None, data: str = "") -> dict[str, float]:
+    """Write an ensemble as a folder for a model hub, and return what was measured for its card.
+
+    Args:
+        ensemble: any; one of choral's own networks can be loaded without code.
+        folder: made if it is not there; weights, config.json and README.md in it are replaced.
+        test: rows that no member was trained on, (x, y) or a table's data frame, scored by `ensemble.evaluate`; None measures nothing.
+        data: what the training and test rows are and how the test rows were chosen, for the card.
+    """
+    x, y = test if isinstance(test, tuple) else (test, None)
+    scores = {} if test is None else ensemble.evaluate(x, y)
+    about, path = describe(ensemble), Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    ensemble.save(path / WEIGHTS)
+    config = {"library_name": "choral", "model_type": ensemble.recipe.name, "scores": scores}
+    kept = {"recipe": ensemble.recipe.to_dict(), "network": ensemble._blueprint.spec()}
+    write_bytes(path / CONFIG, (json.dumps(config | about | kept, indent=1) + "\n").encode())
+    rows = None if test is None else len(x)
+    write_bytes(path / CARD, _card(ensemble, path.resolve().name, scores, rows, data).encode())
+    return scores
+
+
+@guarded
+def from_pretrained(folder: str | Path, build: Builds | None = None, **options: Any) -> Ensemble:
+    """Return the ensemble of a folder that `save_pretrained` wrote, or of a repository of that layout on the Hugging Face Hub.
+
+    Args:
+        folder: a folder, or 'owner/name', which is downloaded (pip install 'choral[hub]').
+        build: the network factory, unless the network is one of choral's own; further options are those of `choral.load`.
+    """
+    path = Path(folder)
+    if not path.exists() and str(folder).count("/") == 1 and not str(folder).startswith((".", "/", "~")):
+        try:
+            from huggingface_hub import snapshot_download
+        except ImportError as error:
+            raise InputError(f"{folder} is no folder here; the Hub needs pip install 'choral[hub]'.") from error
+        path = Path(snapshot_download(str(folder), allow_patterns=[WEIGHTS, CONFIG, CARD]))
+    return load(path / WEIGHTS, build, **options)
+
+
+def _card(ensemble: Ensemble, name: str, scores: dict[str, float], rows: int | None, data: str) -> str:
+    """Return a model card: what it is, what was measured and how, how it was trained, and how to use it."""
+    said = facts(ensemble)
+    info, counted = ensemble.info, ensemble.info.get("counted", {})
+    kind = f"tabular-{ensemble.task}" if ensemble.table is not None else ensemble.task
+    header: dict[str, Any] = {"library_name": "choral", "tags": ["ensemble", "uncertainty", ensemble.recipe.name]}
+    if scores:
+        metrics = [{"type": measure, "value": value} for measure, value in scores.items()]
+        result = {"task": {"type": kind}, "dataset": {"name": data or "test rows", "type": "other"}, "metrics": metrics}
+        header["model-index"] = [{"name": name, "results": [result]}]
+    measured = [f"| {measure} | {value:.4g} |" for measure, value in scores.items()]
+    how = f"Measured on {rows:,} test rows by `ensemble.evaluate`, with all corrections." if scores else "Not measured."
+    trained = {
+        "epochs of one network": counted.get("epochs"),
+        "optimizer steps": counted.get("steps"),
+        "training seconds": info.get("seconds") and round(info["seconds"], 1),
+        "digest": ensemble._digest,
+    }
+    zoo = "" if ensemble._blueprint.spec() is not None else ", build"
+    return "\n".join(
+        [
+            "---",
+            *(f"{key}: {json.dumps(value)}" for key, value in header.items()),  # JSON is YAML
+            "---",
+            f"# {name}",
+            f"\nAn ensemble made by choral: {described(ensemble)}. It predicts with its uncertainty.",
+            f"\n## Results\n\n{how}{f' Data: {data}.' if data else ''}\n",
+            *(["| measure | value |", "|---|---|", *measured] if scores else []),
+            "\n## Training\n\n| | |\n|---|---|",
+            *(f"| {n} | {v} |" for n, v in (said | {k: v for k, v in trained.items() if v is not None}).items()),
+            f"\n```text\n{ensemble.recipe}\n```",
+            "\n## Use\n\n```python\nimport choral\n",
+            f'ensemble = choral.from_pretrained("{name}"{zoo})',
+            "prediction = ensemble.predict(x)\n```",
+            "\nUncertainty of rows unlike those of training is a guess of the method, and was not measured here.\n",
+        ]
+    )
+
+
+@guarded
+def save_mlflow(ensemble: Ensemble, path: str | Path, **options: Any) -> None:
+    """Write an ensemble as a model of MLflow (`mlflow.pyfunc.load_model(path).predict(x)` returns a data frame), without a pickle.
+
+    Args:
+        ensemble: of one of choral's own networks, since the file brings no code.
+        path: a folder that is not there yet.
+        options: further arguments of `mlflow.pyfunc.save_model`, such as signature; `save_pretrained`'s test and data are taken out.
+    """
+    try:
+        import mlflow
+    except ImportError as error:
+        raise InputError("a model of MLflow needs pip install 'choral[mlflow]'.") from error
+    if ensemble._blueprint.spec() is None:
+        raise InputError("MLflow loads models without their code, so the network must be one of choral.models.")
+    import tempfile
+
+    from choral import __version__
+
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / _FLAVOR
+        save_pretrained(ensemble, data, **{n: options.pop(n) for n in ("test", "data") if n in options})
+        needs = {"pip_requirements": [f"choral=={__version__}", "pandas"]} | options
+        mlflow.pyfunc.save_model(path, loader_module=__name__, data_path=str(data), **needs)
+
+
+class _Frames:
+    """What MLflow calls."""
+
+    def __init__(self, ensemble: Ensemble):
+        self.ensemble = ensemble
+
+    def predict(self, data: Any, params: dict[str, Any] | None = None) -> Any:
+        """Return predictions as a data frame, one line for each row; frames of an ensemble fitted on arrays are read by position."""
+        table = self.ensemble.table is not None and self.ensemble.table.columns
+        named = table or self.ensemble._interface.columns or not hasattr(data, "to_numpy")
+        return self.ensemble.predict(data if named else data.to_numpy()).to_frame(**(params or {}))
+
+
+def _load_pyfunc(path: str) -> _Frames:
+    """Return what MLflow calls for a folder that `save_mlflow` wrote."""
+    return _Frames(from_pretrained(path))

@@ -1,0 +1,81 @@
+"""A large parquet file made into another, chunk by chunk: the memory of one chunk, and a run that was killed goes on where it stopped."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from choral.base.errors import InputError
+from choral.engine.files import write_bytes
+
+CHUNK = 1 << 16
+"""Rows read, predicted and written at once; files of fewer are read whole."""
+
+
+def is_large(data: Path, out: Path | None) -> bool:
+    """Return whether both files are parquet and the first has more rows than a chunk."""
+    if out is None or not all(path.name.lower().endswith(".parquet") for path in (data, out)) or not data.is_file():
+        return False
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return bool(parquet.read_metadata(data).num_rows > CHUNK)
+    except (pa.ArrowException, OSError):  # whoever reads it whole says what is wrong
+        return False
+
+
+def by_chunks(
+    data: Path, out: Path, make: Callable[[Any, int], Any], *, key: str, tell: Callable[[int, int], None]
+) -> int:
+    """Write what is made of each chunk of a parquet file into another one, whole or not at all; return the number of rows.
+
+    Chunks that are done stand in a folder beside `out` until all are. The same call goes on with them; one for other data, or
+    another key, starts again.
+
+    Args:
+        data: the file that is read.
+        out: the file that is written.
+        make: called with a chunk as a data frame and the number of its first row; returns the data frame to write.
+        key: says what is made, such as the digest of an ensemble and the columns that are asked for.
+        tell: called after every chunk with the rows that are done and all rows.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder, status = out.with_name(f".{out.name}.parts"), data.stat()
+    about = json.dumps([key, str(data.resolve()), status.st_size, status.st_mtime_ns, CHUNK]).encode()
+    if not (folder / "about.json").exists() or (folder / "about.json").read_bytes() != about:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        write_bytes(folder / "about.json", about)
+    parts, done = list[Path](), 0
+    try:
+        with parquet.ParquetFile(data, pre_buffer=False) as file:  # which would hold all that was read
+            for batch in file.iter_batches(CHUNK):
+                parts.append(folder / f"{len(parts):06d}.parquet")
+                if not parts[-1].exists():
+                    held = io.BytesIO()
+                    parquet.write_table(pa.Table.from_pandas(make(batch.to_pandas(), done), preserve_index=False), held)
+                    write_bytes(parts[-1], held.getvalue())
+                done += batch.num_rows
+                tell(done, file.metadata.num_rows)
+    finally:
+        if not any(folder.glob("*.parquet")):  # nothing to go on with
+            shutil.rmtree(folder)
+    try:
+        schema = pa.unify_schemas(
+            [parquet.read_schema(part).remove_metadata() for part in parts], promote_options="permissive"
+        )
+    except pa.ArrowException as error:
+        raise InputError(
+            f"a column of {data} has other types further down ({str(error)[:200]}); give it one."
+        ) from error
+    with parquet.ParquetWriter(folder / "whole", schema) as writer:
+        for part in parts:
+            writer.write_table(parquet.read_table(part).cast(schema))
+    (folder / "whole").replace(out)
+    shutil.rmtree(folder)
+    return done
