@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from choral.data.sources import TensorSource
 from choral.engine.events import Log
 from choral.engine.flops import Flops
 from choral.engine.job import Job
+from choral.engine.leaf import cut
 from choral.engine.run import Run
 from choral.engine.store import MemberStore
 from choral.engine.task import make_task
@@ -118,8 +118,10 @@ def engine_overhead(repeats: int) -> dict[str, float]:
 
     def through() -> None:
         job = Job(recipe, task, source, None, Rules(), {}, 0, "sequential")
-        run = Run(job=job, width=1, store=MemberStore(), checkpoints=None, log=Log(), seconds=1e9)
-        run.setting = replace(run.setting, flops=counted)  # once for a whole run, not part of a step
+        run = Run(
+            job=job, leaves=cut(job.recipe.plan, 1), store=MemberStore(), checkpoints=None, log=Log(), seconds=1e9
+        )
+        run.flops = counted  # once for a whole run, not part of a step
         run.execute()
 
     plain, engine = interleaved(lambda: by_hand(build, held, y, 1, 128), through, repeats)

@@ -115,6 +115,7 @@ for name, kind in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
+@pytest.mark.full
 def test_saved_and_loaded_in_another_process(tmp_path):
     kinds = {"a": "two inputs", "b": "dense pixels", "c": "dense tokens", "d": "lazy layers", "e": "squeezed output"}
     wanted = {}

@@ -10,13 +10,8 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("t*.py"))
 
 
-QUICK = ("t09_new_method",)
-CASES = [
-    pytest.param(script, id=script.stem, marks=() if script.stem in QUICK else pytest.mark.full) for script in EXAMPLES
-]
-
-
-@pytest.mark.parametrize("script", CASES)
+@pytest.mark.full
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
 def test_it_runs_and_says_something(script, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
     done = subprocess.run(

@@ -14,8 +14,7 @@ from choral.base.errors import ConversionError
 from choral.layers.bayesian.dropout import DroppedOutput
 from choral.layers.bayesian.sampling import SampledLayer
 from choral.layers.functional import WEIGHTED, own_kind
-from choral.layers.joint.masked import MaskedLayer
-from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.joint.layers import MaskedLayer, RankOneLayer
 from choral.recipes.training import Training
 
 CALM = Training(lr=0.02, batch_size=8)

@@ -192,7 +192,7 @@ def test_a_calibration_that_names_nothing_fits_a_temperature_or_says_what_it_cou
     with pytest.raises(InputError, match="no level says how much is to be covered"):
         ensemble.calibrated(X, Y, conformal="aps")
     line = choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), make("single", budget=2, training=QUICK))
-    with pytest.raises(InputError, match=r"regression has no temperature; give level=0\.9"):
+    with pytest.raises(InputError, match="regression has no temperature"):
         line.calibrated(X, X[:, 0])
 
 

@@ -95,11 +95,8 @@ def test_what_python_is_shown_prints_what_is_shown(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "digits.choral"}
 
 
-LONG = tuple(page for page in DOCS if page != "docs/start.md")
-RUN = [pytest.param(page, marks=pytest.mark.full if page in LONG else ()) for page in DOCS if blocks(page, "python")]
-
-
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.full
+@pytest.mark.parametrize("page", [page for page in DOCS if blocks(page, "python")])
 def test_what_python_a_page_shows_runs_after_the_start(page, tmp_path):
     script = tmp_path / "pasted.py"
     script.write_text("\n".join([*([GIVEN] if page != START else []), *blocks(page, "python")]))
@@ -107,7 +104,7 @@ def test_what_python_a_page_shows_runs_after_the_start(page, tmp_path):
         runpy.run_path(str(script))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_python_the_pages_show_passes_a_type_checker(tmp_path):
     api = pytest.importorskip("mypy.api")
     scripts = []

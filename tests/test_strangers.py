@@ -168,7 +168,7 @@ def test_a_relative_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
 
 def test_a_home_folder_is_not_guessed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"run_dir is '~/run'; give a path, with the home folder written out"):
+    with pytest.raises(InputError, match="run_dir is '~/run'"):
         fitted(run_dir="~/run")
     assert not list(tmp_path.iterdir())
 
@@ -208,7 +208,7 @@ def test_a_table_says_what_it_leaves_out_and_reads_durations_and_periods():
     assert read == {"a": "left out", "wait": "number", "month": "date", "pair": "left out"}
     assert "columns left out: pair" in repr(ensemble)
     assert torch.allclose(ensemble.predict(frame[:3]).probs, ensemble.predict(frame).probs[:3], atol=1e-6)
-    with pytest.raises(InputError, match="column 'a' holds complex numbers; give their real and imaginary parts"):
+    with pytest.raises(InputError, match="column 'a' holds complex numbers"):
         choral.fit_table(frame.assign(a=frame.a * 1j), "t", epochs=2)
 
 

@@ -55,7 +55,7 @@ def stopping(after):
     return hear
 
 
-QUICK = ("deep_ensemble", "mc_dropout")
+QUICK = ("deep_ensemble",)
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in QUICK else pytest.mark.full) for m in METHODS])

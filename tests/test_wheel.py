@@ -55,7 +55,7 @@ def run(place, folder, code):
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_wheel_holds_what_is_no_code_and_its_version(installed, tmp_path):
     assert all((installed / "choral" / n).exists() for n in ("py.typed", *(f"report/{n}" for n in REPORT)))
     assert run(installed, tmp_path, "print(choral.__version__)") == f"{choral.__version__}\n"

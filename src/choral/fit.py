@@ -21,16 +21,16 @@ from choral.data.inputs import Transforms
 from choral.engine.compute import Compute, OnExisting, Store, is_far, using
 from choral.engine.events import Callback
 from choral.engine.folder import claimed, run_of
-from choral.engine.job import Call, Job, call_of
+from choral.engine.job import Call, Job, call_of, in_agreement
 from choral.engine.parts import Parts, parts_of
 from choral.engine.preparation import settle
-from choral.engine.resume import carry_out, in_agreement
+from choral.engine.run import carry_out
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble import saving
-from choral.ensemble.ensemble import Ensemble, ensemble_from, said_of
+from choral.ensemble.ensemble import Ensemble, said_of
 from choral.ensemble.held_out import digest_of, read_folds, settle_folds, settle_noise, warn_if_constant
-from choral.ensemble.saving import Saved, check_same, in_memory, load_file, load_folder
+from choral.ensemble.saving import load_file, load_folder
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
 from choral.plan.early_stopping import EarlyStopping
@@ -143,27 +143,25 @@ def train(
     """Train an ensemble as `fit` does, whose arguments it takes; `table` says how a table's columns became inputs."""
     now = time.perf_counter()
     call = call_of(build, data, recipe, options | {"table": table})
-    limit = call.compute.time_limit
-    started = limit.started if isinstance(limit, Limit) else now
-    compute = call.compute
-    parts, chosen = parts_of(compute), call.recipe
+    compute, limit = call.compute, call.compute.time_limit
     if compute.cluster is not None:
         from choral.cluster.run import check_cluster, train_apart
 
-        asked = {"time_limit": compute.time_limit, "on_existing": on_existing if on_existing == "extend" else None}
+        asked = {"time_limit": limit, "on_existing": on_existing if on_existing == "extend" else None}
         check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
         call = replace(call, options=call.options | {"compute": replace(compute, cluster=None)})
-        with watched(chosen, callbacks, progress) as hear:
+        with watched(call.recipe, callbacks, progress) as hear:
             train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
         callbacks, progress, on_existing = None, False, "resume"  # all is trained; what follows puts it together
+    parts = parts_of(compute)
     with _opened(run_dir, call, parts) as (folder, storage, cut):
-        job = in_agreement(parts, lambda: call.job(parts))
+        job = in_agreement(parts, lambda: call.job(parts))  # understands the data and inspects the network
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(folder, job, table=table, threads=compute.threads, on_existing=on_existing, cut=cut)
-            lacking = warning(job.recipe.plan, job.source.points)
-            if lacking:
+            if lacking := warning(job.recipe.plan, job.source.points):
                 warn(f"{job.recipe.name}: {lacking}.")
+            started = limit.started if isinstance(limit, Limit) else now
             with (
                 using(compute.threads or plan["environment"]["threads"]),
                 watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
@@ -177,16 +175,7 @@ def train(
                 else:
                     seconds = compute.checkpoint_seconds
                     store, costs = carry_out(job, folder, plan, width, hear, seconds=seconds, started=started)
-            ensemble = _put_together(call, job, store, costs, table)
-            if call["cv"] is None:
-                seen, held_out = job.judged_on, job.validation is not None
-                settle_noise(ensemble, seen, folder, run=run_of(plan))
-            else:  # folds keep targets as they are in the data
-                seen, held_out = job.source, False
-                settle_folds(ensemble, job.judged_on, folder, run=run_of(plan))
-            with using(compute.threads or plan["environment"]["threads"]):
-                warn_if_constant(ensemble, seen, held_out=held_out)
-    return ensemble
+            return _put_together(call, job, store, costs, folder, plan)
 
 
 @contextmanager
@@ -208,12 +197,15 @@ def _opened(run_dir: Any, call: Call, parts: Parts) -> Iterator[tuple[Any, Any, 
         yield storage.folder, storage, cut_by(call.recipe.plan, None)
 
 
-def _put_together(call: Call, job: Job, store: MemberStore, costs: dict[str, Any], table: Table | None) -> Ensemble:
-    """Return the ensemble of what was trained."""
+def _put_together(
+    call: Call, job: Job, store: MemberStore, costs: dict[str, Any], folder: Path | None, plan: dict[str, Any]
+) -> Ensemble:
+    """Return the ensemble of what was trained, with what is estimated on its residuals."""
     held, count, weights = saving.chosen(store, costs["networks"], job.recipe)
-    if job.validation is not None and call["cv"] is None:
+    folded = call["cv"] is not None
+    if job.validation is not None and not folded:
         costs = costs | {"validation_rows": job.judged_on.points}
-    return Ensemble(
+    ensemble = Ensemble(
         call.build,
         job.recipe,
         job.task.likelihood,
@@ -221,10 +213,16 @@ def _put_together(call: Call, job: Job, store: MemberStore, costs: dict[str, Any
         count,
         inputs=job.task.transforms,
         interface=job.task.blueprint.interface,
-        table=table,
+        table=call["table"],
         info=costs,
         posthoc=weights,
     )
+    settle_on = settle_folds if folded else settle_noise
+    settle_on(ensemble, job.judged_on, folder, run=run_of(plan))
+    with using(call.compute.threads or plan["environment"]["threads"]):
+        seen = job.source if folded else job.judged_on  # folds keep targets as they are in the data
+        warn_if_constant(ensemble, seen, held_out=job.validation is not None and not folded)
+    return ensemble
 
 
 @guarded
@@ -249,31 +247,23 @@ def load(
         check_build: whether a network with other layers, settings or forward code than the one it was fitted with is refused;
             False trusts `build` as long as the weights fit.
     """
+    options: dict[str, Any] = {"output": output, "likelihood": likelihood, "check_build": check_build}
     if is_far(path):
         from choral.cluster.run import fetched
 
         with fetched(path) as folder:
-            saved = in_memory(load_folder(folder, build, partial=partial, output=output, likelihood=likelihood))
-        return _ensemble(saved, str(path), build, check_build)
+            ensemble = load_folder(folder, build, partial=partial, **options)
+            ensemble._keep_in_memory()  # the folder will be gone
+        return ensemble
     path = Path(str(path)).absolute()  # members are read later, perhaps in another working folder
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search
-        found = load(path / "ensemble.choral", build, output=output, likelihood=likelihood, check_build=check_build)
+        found = load_file(path / "ensemble.choral", build, **options)
         read_folds(found, path, digest_of(path / "ensemble.choral"))
         return found
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
     if path.is_file():
-        saved = load_file(path, build, output=output, likelihood=likelihood)
-    else:
-        saved = load_folder(path, build, partial=partial, output=output, likelihood=likelihood)
-    ensemble = _ensemble(saved, str(path), build, check_build)
-    if path.is_dir():
-        read_folds(ensemble, path, saved.store.run or "")
+        return load_file(path, build, **options)
+    ensemble = load_folder(path, build, partial=partial, **options)
+    read_folds(ensemble, path, ensemble._store.run or "")
     return ensemble
-
-
-def _ensemble(saved: Saved, where: str, build: Builds | None, check_build: bool) -> Ensemble:
-    """Return the ensemble that saved parts make."""
-    if build is not None and check_build:
-        check_same(saved, where)
-    return ensemble_from(saved, where)

@@ -89,7 +89,7 @@ def _predictive(found: Any) -> Predictive:
 
 def _stored(found: Any, y: Any, make: Callable[[Predictive, Any], Any]) -> Any:
     """Return the numbers of an evaluation as they are, or those of a prediction against its targets."""
-    if isinstance(found, Mapping) or (isinstance(found, list) and found and isinstance(found[0], Mapping)):
+    if isinstance(found, Mapping | list):
         return found
     prediction = _predictive(found)
     return evaluation.plain(make(prediction, None if y is None else prediction.targets(y)))

@@ -43,6 +43,7 @@ def test_a_file_holds_the_name_and_never_the_code():
         read(3)
 
 
+@pytest.mark.full
 def test_the_digest_is_the_same_in_another_process():
     code = (
         "import functools, torch; from choral.base.values import Function; "

@@ -129,14 +129,10 @@ def test_log_scores_far_below_zero_are_compared_exactly() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(InputError, match="1 pick or more"):
-        greedy_selection(torch.zeros(2, 3), picks=0)
     with pytest.raises(InputError, match="not empty"):
         greedy_selection(torch.zeros(2, 0))
     with pytest.raises(InputError, match="not all 0"):
         greedy_selection(torch.zeros(2, 3), weights=torch.zeros(3))
-    with pytest.raises(InputError, match="at least one"):
-        GreedySelection(counts=(0, 0), losses=())
 
 
 def test_it_is_written_as_plain_numbers_and_read_back() -> None:
@@ -173,11 +169,9 @@ def test_bagged_selection_takes_more_members_and_is_decided_by_the_seed() -> Non
     bagged = bagged_selection(scores, seed=3)
     assert bagged == bagged_selection(scores, seed=3)
     assert bagged != bagged_selection(scores, seed=4)
-    assert sum(w > 0 for w in bagged.weights) >= len(greedy_selection(scores).chosen)
+    assert sum(w > 0 for w in bagged.weights) >= sum(n > 0 for n in greedy_selection(scores).counts)
     assert sum(bagged.weights) == pytest.approx(1.0)
     lost = torch.cat([scores, torch.full_like(scores[:1], torch.nan)])
     assert bagged_selection(lost).weights[-1] == 0
     with pytest.raises(InputError, match="nothing to choose from"):
         bagged_selection(lost[-1:])
-    with pytest.raises(InputError, match="1 bag or more"):
-        bagged_selection(scores, bags=0)

@@ -124,7 +124,7 @@ def test_random_shares_are_even_and_unlike_those_of_neighbors() -> None:
     probs, _ = case(11, 20_000, sharpness=1.0)
     near = probs.clone()
     near[:, 0] = probs[:, 0].nextafter(torch.ones(1, dtype=torch.float64))
-    shares, others, seeded = _shares(probs, True, 0), _shares(near, True, 0), _shares(probs, True, 1)
+    shares, others, seeded = _shares(probs, 0), _shares(near, 0), _shares(probs, 1)
     assert (torch.histc(shares, 20, 0, 1) / 1_000 - 1).abs().max() < 0.12
     for other in (others, seeded, probs[:, :1]):
         assert abs(float(torch.corrcoef(torch.cat([shares, other], 1).T)[0, 1])) < 0.03

@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.calibration import StackingWeights, fit_stacking, label_log_scores
+from choral.calibration import fit_stacking, label_log_scores
 from choral.metrics import gaussian_log_scores, mixture_nll, nll
 
 
@@ -90,5 +90,3 @@ def test_it_is_written_as_plain_numbers_and_read_back() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(InputError, match=r"\(member, batch\)"):
         fit_stacking(torch.zeros(3, 4, 2))
-    with pytest.raises(InputError, match="there are 2 weights"):
-        StackingWeights(weights=(0.5, 0.5)).apply(torch.zeros(3, 4))

@@ -26,10 +26,10 @@ def test_methods_and_plan_for_machines():
     assert "repeat 4x" in choral("plan", "snapshot", "--budget", 40, "--members", 4).stdout
 
 
-def test_compare_gives_the_promised_fields_resumes_and_refuses_another_seed(tmp_path):
+def test_compare_gives_the_promised_fields_resumes_and_refuses_another_seed(tmp_path, undrawn):
     call = [
         "compare",
-        "digits",
+        "wine",
         "--methods",
         "single,deep_ensemble,snapshot",
         "--budget",
@@ -150,16 +150,18 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.full
 def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
     call = [
         sys.executable,
         "-m",
         "choral",
         "compare",
+        "wine",
         "--methods",
         "single",
         "--budget",
-        "4000",
+        "100000",
         "--out",
         str(tmp_path / "c"),
     ]
@@ -175,7 +177,7 @@ def test_interrupted_by_the_keyboard_says_how_to_go_on(tmp_path):
     while time.monotonic() < limit and not (log.exists() and "epoch" in log.read_text()):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=30)
+    _, text = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "run the same command again" in text
     assert "Traceback" not in text

@@ -30,10 +30,7 @@ def run(*words):
     return CliRunner().invoke(app, [str(w) for w in words])
 
 
-LONG = [
-    pytest.param(n, marks=[] if n in ("bernoulli", "ordinal", "poisson", "quantiles") else [pytest.mark.full])
-    for n in TARGETS
-]
+LONG = [pytest.param(n, marks=[] if n in ("ordinal", "poisson", "quantiles") else [pytest.mark.full]) for n in TARGETS]
 
 
 @pytest.mark.parametrize("name", LONG)

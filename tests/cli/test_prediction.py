@@ -45,6 +45,7 @@ def test_mistakes_get_a_sentence(saved, tmp_path):
     assert "does not exist" in sentence(choral("serve", tmp_path / "no.onnx", expect=2))
 
 
+@pytest.mark.full
 def test_serve_answers_and_ends_well_when_it_is_told_to(saved):
     pytest.importorskip("starlette", reason="starlette is in the extra 'serve'")
     pytest.importorskip("uvicorn", reason="uvicorn is in the extra 'serve'")
@@ -59,7 +60,7 @@ def test_serve_answers_and_ends_well_when_it_is_told_to(saved):
         end = time.monotonic() + 120
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/predict", body, timeout=10) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/predict", body, timeout=60) as answer:
                     rows = json.load(answer)["rows"]
                 break
             except OSError:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import threading
 import time
 
 import fsspec
@@ -100,7 +101,7 @@ def test_a_run_in_a_store_has_the_members_of_one_on_a_disk(whole, tmp_path):
 
 
 def test_leaves_of_a_store_are_listed_and_trained_by_themselves(whole):
-    url = choral.Store("memory://runs/two", timeout_seconds=20)
+    url = choral.Store("memory://runs/two", timeout_seconds=60)
     choral.prepare(build, (X, Y), recipe(), run_dir=url, **OPTIONS)
     for path in ("start", "2/f1", "2/f0"):
         assert path in [row["path"] for row in choral.leaves(url) if row["state"] == "ready"]
@@ -158,16 +159,18 @@ def test_a_store_that_loses_every_call_from_a_moment_on_costs_no_more_than_that(
 
 def test_a_store_that_hangs_is_waited_for_only_so_long():
     choral.prepare(build, (X, Y), recipe(), run_dir="bad://run", **OPTIONS)
-    Bad.before = staticmethod(lambda call, path: time.sleep(60) if call == "put" else None)
-    store = choral.Store("bad://run", timeout_seconds=0.1, tries=2)
+    let_go = threading.Event()
+    Bad.before = staticmethod(lambda call, path: let_go.wait(300) if call == "put" else None)
+    store = choral.Store("bad://run", timeout_seconds=1.5, tries=2)
     started = time.monotonic()
     with pytest.raises(
-        choral.ChoralError, match=r"leaf 'start': bad://run: .* cannot be written \(no answer within 0.1 s\), 2 times"
+        choral.ChoralError, match=r"leaf 'start': bad://run: .* cannot be written \(no answer within 1.5 s\), 2 times"
     ):
         choral.run_leaf(store, "start", build, (X, Y), recipe(), **OPTIONS)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 250
+    let_go.set()
     Bad.before = staticmethod(lambda call, path: None)
-    choral.run_leaf(store, "start", build, (X, Y), recipe(), **OPTIONS)
+    choral.run_leaf("bad://run", "start", build, (X, Y), recipe(), **OPTIONS)
 
 
 def test_a_full_disk_names_its_leaf_keeps_the_rest_and_the_same_call_goes_on(whole, tmp_path, monkeypatch):

@@ -169,8 +169,9 @@ def test_what_ray_prints_is_not_among_the_results(capsys):
     from choral.cli import cluster_runs
 
     with cluster_runs.results_only("ray"):
-        threading.Thread(target=lambda: sys.stdout.write("(raylet) 20 lines of logs")).start()
-        time.sleep(0.05)
+        printing = threading.Thread(target=lambda: sys.stdout.write("(raylet) 20 lines of logs"))
+        printing.start()
+        printing.join()
     with cluster_runs.results_only(None):
         sys.stdout.write("{}")
     assert capsys.readouterr().out == "{}"
@@ -203,9 +204,7 @@ def test_what_a_leaf_raises_is_told_and_others_are_kept(ray, tmp_path):
 
 @pytest.mark.parametrize("means", [{"cpus": 64}, {"gpus": 1}])
 def test_leaves_that_fit_on_no_machine_are_said_at_once(means, ray, tmp_path):
-    with pytest.raises(
-        choral.ChoralError, match=r"a leaf wants .* the machines of Ray have 2 CPU and 0 GPU; give fewer"
-    ):
+    with pytest.raises(choral.ChoralError, match=r"a leaf wants .* the machines of Ray have 2 CPU and 0 GPU"):
         fit(tmp_path / "run", **means)
     ray.up = True  # a cluster may grow
     with pytest.warns(UserWarning, match="waiting for one that joins"):
@@ -241,7 +240,7 @@ def test_a_folder_is_let_go_though_a_forked_process_holds_its_file(tmp_path):
     with claimed(tmp_path):
         child = os.fork()
         if child == 0:
-            time.sleep(20)
+            time.sleep(60)
             os._exit(0)
     try:
         with claimed(tmp_path):

@@ -119,7 +119,14 @@ def test_choices_among_branches_are_those_of_one_process(name, watched, tmp_path
     assert [str(c) for c in cut.posthoc] == [str(c) for c in whole.posthoc]
 
 
-@pytest.mark.parametrize("watched", ["in folds", "stopped one by one", "stopped together"])
+@pytest.mark.parametrize(
+    "watched",
+    [
+        pytest.param("in folds", marks=pytest.mark.full),
+        "stopped one by one",
+        pytest.param("stopped together", marks=pytest.mark.full),
+    ],
+)
 def test_forks_in_forks_are_watched_as_in_one_process(watched, tmp_path):
     check_same(tmp_path, net, (X, Y), Recipe(name="r", plan=PLANS["same settings"]), **OPTIONS | WATCHED[watched])
 

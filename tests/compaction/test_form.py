@@ -8,8 +8,7 @@ from torch import nn
 
 from choral.base.errors import InputError
 from choral.compaction import follow, plan_compaction, shrink, slice_params
-from choral.layers.bayesian.sampling import at_means
-from choral.layers.bayesian.spike_slab import spike_slab_twin
+from choral.layers.bayesian.sampling import SpikeSlabLayer, at_means
 
 
 def network():
@@ -87,7 +86,7 @@ def test_the_posterior_of_a_weight_follows_its_form():
     plain = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten())
 
     def joint(network):
-        return nn.Sequential(*[spike_slab_twin(layer) or layer for layer in network])
+        return nn.Sequential(*[SpikeSlabLayer(layer) if isinstance(layer, nn.Conv2d) else layer for layer in network])
 
     big = joint(plain)
     big[0].frozen_gate.copy_(KEEP["0"].float())

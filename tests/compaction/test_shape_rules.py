@@ -53,5 +53,5 @@ def test_ties_are_transitive_and_locks_remember_their_reason():
     assert roots[a].tolist() == roots[b].tolist()
     assert roots[c].tolist() == [6, int(roots[a[0]]), int(roots[a[1]])]
     units.lock(c[1:], "why")
-    ((locked, reason),) = units.locks()
+    ((locked, reason),) = units.locks
     assert (locked.tolist(), reason) == (c[1:].tolist(), "why")

@@ -30,20 +30,24 @@ pytest.importorskip("uvicorn", reason="uvicorn is in the extra 'serve'")
 ABOUT: dict[str, object] = {"method": "toy", "task": "regression", "digest": "d", "classes": [], "table": None}
 
 
-def toy(seen=None, wait=0.0):
-    """Return a model that sums its rows; a row that starts with 13 fails."""
+def toy(seen=None, wait=0.0, gate=None):
+    """Return a model that sums its rows; a row that starts with 13 fails. It waits some seconds, and for a gate to open."""
 
     def run(inputs):
         x = inputs["x"]
         if seen is not None:
             seen.append(len(x))
         time.sleep(wait)
+        assert gate is None or gate.wait(60)
         if (x[:, 0] == 13).any():
             raise RuntimeError("thirteen")
         return {"mean": x.sum(1), "set": x > 0}
 
-    outputs = (Tensor("mean", "FP32", ()), Tensor("set", "BOOL", (3,)))
-    return Model("toy", ABOUT, (Tensor("x", "FP32", (3,)),), outputs, run, None)
+    outputs = [
+        Tensor(name="mean", datatype="FP32", shape=[-1]),
+        Tensor(name="set", datatype="BOOL", shape=[-1, 3]),
+    ]
+    return Model("toy", ABOUT, [Tensor(name="x", datatype="FP32", shape=[-1, 3])], outputs, run, None)
 
 
 @contextmanager
@@ -59,7 +63,7 @@ def serving(model, **options):
 
         def ask(method, path, body=None, headers=None):
             sent = json.dumps(body).encode() if isinstance(body, dict | list) else body
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             try:
                 connection.request(method, path, sent, headers or {})
                 answer = connection.getresponse()
@@ -68,14 +72,14 @@ def serving(model, **options):
                 connection.close()
 
         ask.port, ask.app = port, app
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not running.started and time.monotonic() < end:
             time.sleep(0.01)
         try:
             yield ask
         finally:
             running.should_exit = True
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -170,7 +174,8 @@ def test_malformed_requests_get_one_sentence_and_never_500():
 
 
 def test_limits_of_body_rows_and_queue():
-    with serving(toy(wait=0.3), limits=Limits(body=2000, rows=4, queue=2)) as ask:
+    gate = threading.Event()
+    with serving(toy(gate=gate), limits=Limits(body=2000, rows=4, queue=2)) as ask:
         assert ask("POST", INFER, b" " * 2001)[0] == 413
         assert ask("POST", INFER, iter([b" " * 1500] * 2))[0] == 413
         assert ask("POST", INFER, {"inputs": [tensor([[1, 2, 3]] * 5)]})[0] == 422
@@ -182,6 +187,10 @@ def test_limits_of_body_rows_and_queue():
         ]
         for thread in each:
             thread.start()
+        end = time.monotonic() + 60
+        while 429 not in codes and time.monotonic() < end:  # one is answered, two wait, the others are sent away
+            time.sleep(0.01)
+        gate.set()
         for thread in each:
             thread.join()
         assert set(codes) == {200, 429}
@@ -192,13 +201,13 @@ def test_limits_of_body_rows_and_queue():
 
 
 def test_an_answer_that_takes_too_long_is_refused():
-    with serving(toy(wait=0.5), limits=Limits(timeout=0.1)) as ask:
+    with serving(toy(wait=2.5), limits=Limits(timeout=1.0)) as ask:
         assert ask("POST", INFER, {"inputs": [tensor([[1, 2, 3]])]})[0] == 503
 
 
 def test_requests_become_one_batch_and_a_bad_one_fails_alone():
     seen, found = [], {}
-    with serving(toy(seen), limits=Limits(delay=0.3)) as ask:
+    with serving(toy(seen), limits=Limits(delay=1.0)) as ask:
 
         def one(first):
             found[first] = ask("POST", INFER, {"inputs": [tensor([[first, 0, 0]])]})[:2]

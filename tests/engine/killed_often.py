@@ -1,4 +1,4 @@
-"""Small runs with validation and early stopping that are killed again and again: FOLDER; prints what happened as JSON.
+"""A small run with early stopping that is killed again and again: FOLDER EXECUTOR BY; prints what happened as JSON.
 
 Runs are children of this process, which has loaded torch already, so that ten kills cost as much as one start of Python.
 """
@@ -20,7 +20,6 @@ from choral.plan import Adam, EarlyStopping
 from choral.recipes import make
 from choral.recipes.training import Training
 
-SETTINGS = [(executor, by) for executor in ("sequential", "vectorized") for by in ("member", "ensemble")]
 EVENTS = (2, 3, 4)  # at which the child kills itself, counted from where it began
 DELAYS = (0.0, 0.004, 0.012, 0.03)  # seconds after its first event at which the parent kills it
 
@@ -90,28 +89,26 @@ def members(folder: Path) -> dict[str, str]:
     return {path.name: path.read_bytes().hex() for path in sorted((folder / "members").iterdir())}
 
 
-def main(place: str) -> None:
-    """Train every setting whole and killed, and print what came of it."""
+def main(place: str, executor: str, by: str) -> None:
+    """Train one setting whole and killed, and print what came of it."""
     torch.set_num_threads(1)
-    found = {}
-    for executor, by in SETTINGS:
-        whole, broken = (Path(place) / f"{executor}-{by}-{kind}" for kind in ("whole", "broken"))
-        train(whole, executor, by)
-        kills = [child(broken, executor, by, Fuse(at)) for at in EVENTS]
-        kills += [child(broken, executor, by, delay=delay) for delay in DELAYS]
-        late = by == "member" and child(broken, executor, by, Fuse(None))
-        kills += [late, *(child(broken, executor, by, Fuse(2)) for _ in range(2))]
-        train(broken, executor, by)
-        events = [json.loads(line) for line in (whole / "log.jsonl").read_text().splitlines()]
-        found[f"{executor} {by}"] = {
-            "kills": sum(kills),
-            "while_some_had_stopped": late,
-            "stopped_after": [e["epoch"] for e in events if e["kind"] == "stopped"],
-            "same": members(whole) == members(broken),
-            "members": len(members(whole)),
-        }
+    whole, broken = (Path(place) / kind for kind in ("whole", "broken"))
+    train(whole, executor, by)
+    kills = [child(broken, executor, by, Fuse(at)) for at in EVENTS]
+    kills += [child(broken, executor, by, delay=delay) for delay in DELAYS]
+    late = by == "member" and child(broken, executor, by, Fuse(None))
+    kills += [late, *(child(broken, executor, by, Fuse(2)) for _ in range(2))]
+    train(broken, executor, by)
+    events = [json.loads(line) for line in (whole / "log.jsonl").read_text().splitlines()]
+    found = {
+        "kills": sum(kills),
+        "while_some_had_stopped": late,
+        "stopped_after": [e["epoch"] for e in events if e["kind"] == "stopped"],
+        "same": members(whole) == members(broken),
+        "members": len(members(whole)),
+    }
     print(json.dumps(found))  # noqa: T201  # what the test reads
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

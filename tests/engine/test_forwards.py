@@ -1,5 +1,6 @@
 """Passes mapped together are the passes one after the other."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -32,7 +33,7 @@ def trained(name: str, x: Tensor, build=perceptron) -> Ensemble:
 
 
 def evaluation(ensemble: Ensemble, *, images: bool = False) -> Evaluation:
-    return ensemble._evaluation("cpu", "fp32", images)
+    return copy.copy(ensemble)._evaluation_for(torch.zeros([1] * (4 if images else 2)), "cpu", "fp32")
 
 
 def settled(ensemble: Ensemble, x: Tensor, each: int | None = None) -> list[PlainEvaluator]:

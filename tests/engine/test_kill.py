@@ -17,13 +17,13 @@ def members(folder):
     return {p.name: p.read_bytes() for p in sorted((folder / "members").iterdir())}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "optimizer", "executor", "by"),
     [
-        pytest.param("bagged", "nesterov", "sequential", "", marks=pytest.mark.full),
-        pytest.param("edst", "adamw", "sequential", "", marks=pytest.mark.full),
-        pytest.param("deep_ensemble", "adam", "vectorized", "", marks=pytest.mark.full),
+        ("bagged", "nesterov", "sequential", ""),
+        ("edst", "adamw", "sequential", ""),
+        ("deep_ensemble", "adam", "vectorized", ""),
         ("deep_ensemble", "adam", "vectorized", "member"),
         ("prune_and_tune", "adam", "sequential", "ensemble"),
     ],
@@ -55,21 +55,20 @@ def test_members_after_kills_equal_those_of_an_unbroken_run(method, optimizer, e
     assert members(tmp_path / "killed") == members(tmp_path / "whole")
 
 
-@pytest.fixture(scope="module")
-def often(tmp_path_factory):
-    """What came of runs with early stopping that were killed at many moments."""
-    call = [sys.executable, str(SCRIPT.with_name("killed_often.py")), str(tmp_path_factory.mktemp("often"))]
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param("sequential member", marks=pytest.mark.full),
+        pytest.param("sequential ensemble", marks=pytest.mark.full),
+        "vectorized member",
+        pytest.param("vectorized ensemble", marks=pytest.mark.full),
+    ],
+)
+def test_early_stopping_survives_kills_at_many_moments(setting, tmp_path):
+    call = [sys.executable, str(SCRIPT.with_name("killed_often.py")), str(tmp_path), *setting.split()]
     done = subprocess.run(call, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "setting", ["sequential member", "sequential ensemble", "vectorized member", "vectorized ensemble"]
-)
-def test_early_stopping_survives_kills_at_many_moments(setting, often):
-    found = often[setting]
+    found = json.loads(done.stdout)
     assert found["kills"] >= 5
     assert found["members"] == len(found["stopped_after"]) == 4
     assert (len(set(found["stopped_after"])) > 1) == setting.endswith("member")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine import shared_run
 from torch import nn
 
 import choral
@@ -138,34 +139,34 @@ def start(rank, size, folder, meeting, epochs, *methods):
 
 
 def together(folder, meeting, epochs, *methods):
-    both = [start(rank, 2, folder, meeting, epochs, *methods) for rank in range(2)]
-    for process in both:
-        _, said = process.communicate(timeout=240)
-        assert process.returncode == 0, said
+    both = start("both", 2, folder, meeting, epochs, *methods)
+    _, said = both.communicate(timeout=240)
+    assert both.returncode == 0, said
 
 
-@pytest.mark.slow
-def test_two_processes_agree_with_one(tmp_path):
-    methods = ("packed", "emp", "bnn", "deep_ensemble", *(f"{m}-mlp" for m in ("packed", "batch_ensemble", "treenet")))
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ("packed", "batch_ensemble-mlp", "snapshot-own"),
+        pytest.param(("emp", "bnn", "deep_ensemble", "packed-mlp", "treenet-mlp"), marks=pytest.mark.full),
+    ],
+    ids=["some", "others"],
+)
+def test_two_processes_agree_with_one(methods, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    alone = start(0, 1, tmp_path / "one", "", 4, *methods)
-    assert alone.communicate(timeout=240)
-    together(tmp_path / "two", tmp_path / "meeting", 4, *methods)
-    together(tmp_path / "two", tmp_path / "again", 9, "snapshot-own")
-    first, second = (torch.load(tmp_path / f"two/snapshot-own-{rank}.pt") for rank in range(2))
-    for part in ("members", "buffers"):  # also where each process normalizes by the rows it has
-        assert distance(first[part], second[part]) == 0
+    shared_run.train(0, tmp_path / "one", 3, *(m for m in methods if not m.endswith("own")))
+    together(tmp_path / "two", tmp_path / "meeting", 3, *methods)
     for method in methods:
-        one, first, second = (torch.load(tmp_path / n) for n in _results(method))
+        first, second = (torch.load(tmp_path / f"two/{method}-{rank}.pt") for rank in range(2))
         assert distance(first["members"], second["members"]) == 0
+        if method.endswith("own"):  # each process normalizes by the rows it has
+            assert distance(first["buffers"], second["buffers"]) == 0
+            continue
+        one = torch.load(tmp_path / f"one/{method}-0.pt")
         assert distance(one["members"], first["members"]) < 1e-4
         assert first["losses"] == pytest.approx(one["losses"], rel=1e-5)
         assert len(list((tmp_path / "two" / method / "members").iterdir())) == len(one["members"])
-
-
-def _results(method):
-    return f"one/{method}-0.pt", f"two/{method}-0.pt", f"two/{method}-1.pt"
 
 
 @pytest.mark.slow

@@ -144,8 +144,8 @@ def growing():
     ("make_build", "word"),
     [
         (growing, "another network each time: parameter '0.weight'"),
-        (lambda: torch.jit.script(nn.Linear(3, 2)), "torch.jit"),
-        (lambda: lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2))), "module '0' is compiled"),
+        (lambda: torch.jit.script(nn.Linear(3, 2)), "ScriptModules"),
+        (lambda: lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2))), "the forward of module '0'"),
         (lambda: with_weight_norm, "parametrizations.weight_norm"),
         (with_weight_norm, "parametrizations.weight_norm"),
     ],

@@ -175,8 +175,15 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("by", ["member", "ensemble"])
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    ("executor", "by"),
+    [
+        pytest.param("sequential", "member", marks=pytest.mark.full),
+        pytest.param("sequential", "ensemble", marks=pytest.mark.full),
+        ("vectorized", "member"),
+        pytest.param("vectorized", "ensemble", marks=pytest.mark.full),
+    ],
+)
 def test_a_run_that_is_interrupted_everywhere_ends_with_the_same_bytes(executor, by, tmp_path):
     settings = {
         "compute": Compute(executor=executor, checkpoint_seconds=0),
@@ -252,13 +259,13 @@ def test_own_measures_have_a_direction():
 
 def test_wrong_wishes_are_refused_before_training():
     for early in (SOON, EarlyStopping(patience=None)):
-        with pytest.raises(InputError, match=r"early_stopping needs held-out points; give validation=0.2"):
+        with pytest.raises(InputError, match="early_stopping needs held-out points"):
             fit(build, (X, Y), recipe(), validation=None, early_stopping=early)
-    with pytest.raises(InputError, match=r"early_stopping is 16; give choral.EarlyStopping\(patience=16\)"):
+    with pytest.raises(InputError, match="early_stopping is 16"):
         fit(build, (X, Y), recipe(), validation=0.2, early_stopping=16)
-    with pytest.raises(InputError, match="time_limit is 0; give a number of seconds above 0"):
+    with pytest.raises(InputError, match="time_limit is 0"):
         fit(build, (X, Y), recipe(), compute=Compute(time_limit=0))
-    with pytest.raises(InputError, match="monitor is 'rmse'; for classification give one of accuracy"):
+    with pytest.raises(InputError, match="monitor is 'rmse'"):
         fit(build, (X, Y), recipe(), validation=0.2, early_stopping=EarlyStopping(monitor="rmse"))
     with pytest.raises(InputError, match="class label 7 but the network gives 2 outputs"):
         fit(build, (X, Y), recipe(), validation=(X[:3], torch.tensor([0, 1, 7])))

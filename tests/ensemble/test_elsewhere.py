@@ -13,6 +13,7 @@ X = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # what another library warns of is its own affair
 def test_lightning_modules_as_they_are_after_training(tmp_path):
     lightning = pytest.importorskip("lightning")

@@ -91,5 +91,5 @@ def test_targets_are_checked_before_they_judge_or_calibrate(outputs, likelihood,
 def test_constant_targets_may_judge_and_no_rows_may_not():
     x, ensemble = _trained(1, torch.arange(12) / 5)
     assert ensemble.evaluate(x, torch.ones(12))["rmse"] > 0
-    with pytest.raises(InputError, match="y has 0 rows and x has 0; give equally many, at least one"):
+    with pytest.raises(InputError, match="y has 0 rows and x has 0"):
         ensemble.evaluate(x[:0], torch.ones(0))

@@ -61,6 +61,7 @@ def test_a_likelihood_of_ones_own_goes_all_the_way(tmp_path):
         choral.fit(lambda: models.mlp(3, 4), (X, Y), RECIPE, likelihood=Huber())
 
 
+@pytest.mark.full
 def test_another_process_is_told_what_it_needs(tmp_path):
     choral.fit(build, (X, Y), RECIPE, likelihood=Huber()).save(tmp_path / "huber.choral")
     choral.fit(build, (X, Y), RECIPE, likelihood=Loss(squares)).save(tmp_path / "loss.choral")

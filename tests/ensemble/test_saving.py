@@ -241,7 +241,7 @@ def test_headers_changed_anywhere_and_sealed_again_give_no_other_error(saved, tm
     path = tmp_path / "e.choral"
     refused = 0
     for number, way in enumerate(places(header)):
-        for strange in (STRANGE[number % len(STRANGE)], STRANGE[(5 * number + 3) % len(STRANGE)], "gone"):
+        for strange in (STRANGE[number % len(STRANGE)], "gone"):
             changed = copy.deepcopy(header)
             holder = changed
             for key in way[:-1]:

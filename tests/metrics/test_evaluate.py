@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from choral import metrics
-from choral.base.errors import InputError
 from choral.metrics import evaluate_classification, evaluate_regression
 
 CLASSIFICATION = [
@@ -81,6 +80,6 @@ def test_regression_values_are_those_of_the_single_functions() -> None:
     assert result["member_rmse"] == pytest.approx(sum(rmses) / 4)
 
 
-def test_a_level_that_has_no_name_is_refused() -> None:
-    with pytest.raises(InputError, match="whole percent"):
-        evaluate_regression(torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(2), levels=(0.925,))
+def test_a_level_between_whole_percents_has_a_name_of_its_own() -> None:
+    found = evaluate_regression(torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(2), levels=(0.55, 0.925))
+    assert {"coverage_55", "coverage_92.5", "width_92.5"} <= found.keys()

@@ -189,6 +189,7 @@ def test_rebuild_refuses_wrong_arguments():
             rebuild({"name": "lenet", "arguments": arguments})
 
 
+@pytest.mark.full
 def test_importing_the_models_loads_nothing_heavy():
     code = (
         "import sys, choral.models; "

@@ -57,6 +57,7 @@ def members(recipe, seed=0):
     return torch.stack(rows).double()
 
 
+@pytest.mark.full
 def test_the_weights_of_2000_anchored_members_follow_the_exact_posterior():
     mean, precision = exact()
     found = members(anchored(budget=2000 * 16, members=2000, target_noise=True, **COMMON))

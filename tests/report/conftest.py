@@ -60,6 +60,16 @@ def regression(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def pages(comparison, regression, tmp_path_factory):
+    """The reports of one run of each comparison, written elsewhere."""
+    folder = tmp_path_factory.mktemp("pages")
+    before = {p: p.stat().st_mtime_ns for p in comparison.rglob("*") if p.is_file()}
+    snapshot = write_report(comparison / "snapshot", out=folder / "snapshot")
+    assert {p: p.stat().st_mtime_ns for p in comparison.rglob("*") if p.is_file()} == before
+    return {"snapshot": snapshot, "single": write_report(regression / "single", out=folder / "single")}
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     """A browser; only for tests that are skipped where there is none."""

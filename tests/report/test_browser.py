@@ -11,9 +11,7 @@ pytestmark = pytest.mark.skipif(
 WIDTHS = [390, 1440]
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "dark"), [("comparison", 390, False), ("comparison", 1440, True), ("regression", 1440, False)]
-)
+@pytest.mark.parametrize(("name", "width", "dark"), [("comparison", 390, False), ("regression", 1440, True)])
 def test_it_opens_without_a_complaint_or_a_request(browser, request, name, width, dark):
     page = request.getfixturevalue(name) / "report.html"
     browser.open(page, width=width, dark=dark)
@@ -44,6 +42,7 @@ def test_nothing_sticks_out_and_every_figure_is_seen(browser, comparison, width)
     assert min(texts) >= 6  # pixels
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", WIDTHS)
 def test_lettering_stays_inside_its_picture_and_off_other_lettering(browser, comparison, width):
     browser.open(comparison / "report.html", width=width)
@@ -86,6 +85,7 @@ def test_tables_sort_by_any_heading_both_ways(browser, comparison):
             assert state == ["ascending", "descending"][turn]
 
 
+@pytest.mark.full
 def test_a_method_is_brought_forward_in_every_figure_and_let_go(browser, comparison):
     browser.open(comparison / "report.html", width=1440)
     faded = "[...document.querySelectorAll('#size-nll .series')].map((s) => [s.dataset.method, getComputedStyle(s).opacity])"
@@ -96,6 +96,7 @@ def test_a_method_is_brought_forward_in_every_figure_and_let_go(browser, compari
     assert all(float(opacity) == 1 for _, opacity in browser.run(faded))
 
 
+@pytest.mark.full
 def test_the_scheme_follows_the_reader(browser, comparison):
     look = "getComputedStyle(document.querySelector('section')).backgroundColor"
     browser.open(comparison / "report.html", width=1440)

@@ -91,7 +91,7 @@ def test_figures_are_written_as_svg_and_large_ones_as_png(folder):
     assert (folder / "figures" / "size-nll.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tasks_have_their_own_sections(comparison, regression, tmp_path):
+def test_tasks_have_their_own_sections(comparison, regression, pages):
     text = (comparison / "report.html").read_text()
     for part in ("grid", "calibration", "classes", "ood", "corruption", "size", "agreement", "engine"):
         assert f'<section id="{part}">' in text, part
@@ -99,7 +99,7 @@ def test_tasks_have_their_own_sections(comparison, regression, tmp_path):
     for part in ("grid", "predictions", "coverage", "size"):
         assert f'<section id="{part}">' in text, part
     assert '<section id="corruption">' not in text
-    text = write_report(regression / "single", out=tmp_path).read_text()
+    text = pages["single"].read_text()
     for figure in ("predicted", "residuals", "intervals", "pit", "risk"):
         assert f'<figure id="{figure}">' in text, figure
     assert '<section id="worst">' in text
@@ -117,21 +117,22 @@ def test_plan_trees_are_on_the_page(comparison):
     assert "└ Collect()" in text
 
 
-def test_a_report_can_be_written_elsewhere_and_leaves_the_folder_alone(comparison, tmp_path):
-    before = {p: p.stat().st_mtime_ns for p in comparison.rglob("*") if p.is_file()}
-    page = write_report(comparison / "snapshot", out=tmp_path / "out")
-    assert page == tmp_path / "out" / "report.html"
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["rows"][0]["method"] == "snapshot"
-    assert {p: p.stat().st_mtime_ns for p in comparison.rglob("*") if p.is_file()} == before
+def test_a_report_can_be_written_elsewhere(pages):
+    """That it leaves the folder alone is looked at where it is written."""
+    assert pages["snapshot"].name == "report.html"
+    assert json.loads(pages["snapshot"].with_suffix(".json").read_text())["rows"][0]["method"] == "snapshot"
 
 
-def test_a_run_with_a_report_can_still_be_loaded_resumed_and_reported(comparison, tmp_path):
+def test_a_run_with_a_report_can_still_be_loaded_and_reported_and_settings_are_left_alone(comparison, tmp_path):
+    import matplotlib
+
     import choral
 
     shutil.copytree(comparison / "single", tmp_path / "single")
-    info = choral.load(comparison / "single").info
+    info, before = choral.load(comparison / "single").info, dict(matplotlib.rcParams)
     first = write_report(tmp_path / "single").read_text()
     assert choral.load(tmp_path / "single").info == info
+    assert dict(matplotlib.rcParams) == before
     assert write_report(tmp_path / "single").read_text() == first
 
 
@@ -139,17 +140,15 @@ def verdict_of(page):
     return re.search(r'<p class="verdict">(.*?)</p>', page.read_text()).group(1)
 
 
-def test_the_page_begins_with_the_verdict(comparison, regression, tmp_path):
+def test_the_page_begins_with_the_verdict(comparison, regression, pages):
     found = json.loads((comparison / "comparison.json").read_text())
     assert html.unescape(verdict_of(comparison / "report.html")) == found["findings"][0]
-    page = write_report(comparison / "snapshot", out=tmp_path / "s")
     row = next(r for r in found["rows"] if r["method"] == "snapshot")
-    assert f"predicted correctly in {row['accuracy']:.1%} of 120 test rows" in verdict_of(page)
-    page = write_report(regression / "single", out=tmp_path / "r")
+    assert f"predicted correctly in {row['accuracy']:.1%} of 120 test rows" in verdict_of(pages["snapshot"])
     mae = next(r for r in json.loads((regression / "comparison.json").read_text())["rows"] if r["method"] == "single")[
         "mae"
     ]
-    assert f"to within {float(f'{mae:.3g}'):g} on average (60 test rows)" in verdict_of(page)
+    assert f"to within {float(f'{mae:.3g}'):g} on average (60 test rows)" in verdict_of(pages["single"])
 
 
 def test_diagnostics_are_folded_and_the_run_is_named(comparison):
@@ -219,6 +218,7 @@ def test_colors_can_be_read(colors):
         assert name in ("grid", "surface") or (light + 0.05) / (dark + 0.05) >= 4.5, name
 
 
+@pytest.mark.parametrize("folder", ["comparison", pytest.param("regression", marks=pytest.mark.full)], indirect=True)
 def test_every_color_of_a_figure_is_a_variable_and_every_axis_has_a_label(folder):
     text = (folder / "report.html").read_text()
     style = text[text.index("<style>") : text.index("</style>")]
@@ -229,11 +229,3 @@ def test_every_color_of_a_figure_is_a_variable_and_every_axis_has_a_label(folder
                 for axes in drawn.figure.axes[:1]:
                     assert axes.get_xlabel(), drawn.name
                     assert axes.get_ylabel() or drawn.name.startswith(("importance", "dependence")), drawn.name
-
-
-def test_settings_of_the_user_are_left_alone(comparison, tmp_path):
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    write_report(comparison / "single", out=tmp_path)
-    assert dict(matplotlib.rcParams) == before

@@ -28,11 +28,11 @@ WORDS = np.where(X[:, 1] > 0, "up", "down")
 
 
 def regressor(**options):
-    return EnsembleRegressor(**{"method": "packed", "random_state": 0} | options)
+    return EnsembleRegressor(**{"method": "packed", "random_state": 0, "epochs": 60} | options)
 
 
 def classifier(**options):
-    return EnsembleClassifier(**{"method": "packed", "random_state": 0} | options)
+    return EnsembleClassifier(**{"method": "packed", "random_state": 0, "epochs": 60} | options)
 
 
 @pytest.fixture(scope="module")
@@ -383,6 +383,7 @@ class TestHoldingOut:
         assert not set(kept) & set(held)
         assert len(held) == 40
 
+    @pytest.mark.full
     def test_auto_is_what_fit_table_does(self):
         x = pd.DataFrame(DRAW.normal(size=(110, 2)), columns=["a", "b"])
         y = pd.Series(x["a"] > 0, name="y").map({True: "yes", False: "no"})
@@ -391,7 +392,11 @@ class TestHoldingOut:
         for found in (model.ensemble_, table):
             assert [one.split(",")[0] for one in found.info["auto"]["tried"]] == ["deep_ensemble", "periodic", "linear"]
             assert found.info["out_of_fold"]["rows"] == 110
-        own = EnsembleClassifier(random_state=0).fit(x[:80], y[:80], X_val=x[80:], y_val=y[80:])
+
+    @pytest.mark.full
+    def test_own_rows_take_the_place_of_folds(self):
+        x = pd.DataFrame(DRAW.normal(size=(110, 2)), columns=["a", "b"])
+        own = EnsembleClassifier(random_state=0).fit(x[:80], x["a"][:80] > 0, X_val=x[80:], y_val=x["a"][80:] > 0)
         assert "out_of_fold" not in own.ensemble_.info
 
     def test_own_rows_say_when_to_stop(self):
@@ -491,7 +496,10 @@ class TestTools:
         twin = clone(fitted)
         assert twin.get_params() == fitted.get_params()
         assert not hasattr(twin, "ensemble_")
-        assert clone(regressor(method=choral.recipes.packed(budget=3))).fit(X, Y).ensemble_.recipe.epochs == 3
+        assert (
+            clone(EnsembleRegressor(choral.recipes.packed(budget=3), random_state=0)).fit(X, Y).ensemble_.recipe.epochs
+            == 3
+        )
 
     def test_two_threads_may_ask_at_once(self, fitted):
         whole, found = fitted.predict(X), {}

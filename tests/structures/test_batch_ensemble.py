@@ -1,9 +1,9 @@
 import pytest
 import torch
-from tests.structures.networks import Text, generator, make
+from tests.networks import Text, generator, make
 from torch import nn
 
-from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.joint.layers import RankOneLayer
 from choral.objectives.penalties import matches
 from choral.structures import BatchEnsemble
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from tests.structures.networks import NETWORKS, generator, make
+from tests.networks import NETWORKS, generator, make
 from torch import nn
 
 from choral import models

@@ -92,7 +92,7 @@ def test_layers_are_chosen_by_patterns_and_misuse_is_refused():
     joint: Any = Gaussian(exclude=("stem*",)).convert(network(), torch.Generator())
     assert type(joint.stem[0]) is nn.Conv2d
     assert type(joint.head["fc"]).__name__ == "GaussianLayer"
-    with pytest.raises(ConversionError, match="no layer to make Bayesian"):
+    with pytest.raises(ConversionError, match="Gaussian found no layer to convert"):
         Gaussian().convert(nn.Sequential(nn.ReLU()), torch.Generator())
     with pytest.raises(InputError, match="members"):
         Gaussian(members=2)

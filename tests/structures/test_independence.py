@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 import torch
+from tests.networks import generator
 from tests.structures.independence import check_independence
-from tests.structures.networks import generator
 from torch import nn
 
 from choral import models

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.structures.networks import generator, make
+from tests.networks import generator, make
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError
@@ -74,5 +74,5 @@ def test_names_choose_the_masked_layers():
 def test_wrong_settings_are_refused():
     with pytest.raises(InputError, match=r"scale=0\.5"):
         Masksembles(scale=0.5)
-    with pytest.raises(ConversionError, match="found no linear map or convolution to mask"):
+    with pytest.raises(ConversionError, match="Masksembles found no layer to convert"):
         Masksembles().convert(nn.Linear(2, 2), generator())

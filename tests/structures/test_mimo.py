@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.structures.networks import generator, make
+from tests.networks import generator, make
 from torch import nn
 
 from choral.base import draws

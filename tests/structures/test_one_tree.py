@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
+from tests.networks import NETWORKS, generator, make
 from tests.structures.independence import check_independence
-from tests.structures.networks import NETWORKS, generator, make
 from torch.func import functional_call, vmap
 
 from choral.base import draws

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from benchmarks.protocols.pyramidnet import pyramidnet
-from tests.structures.networks import NETWORKS, generator, make
+from tests.networks import NETWORKS, generator, make
 from torch import nn
 
 from choral import models

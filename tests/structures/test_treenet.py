@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.structures.networks import Text, generator, make
+from tests.networks import Text, generator, make
 from torch import nn
 
 from choral.base.draws import keyed

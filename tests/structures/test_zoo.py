@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.networks import NETWORKS, generator
 from tests.structures.independence import check_independence
-from tests.structures.networks import NETWORKS, generator
 
 from choral import models
 from choral.layers.packed.networks import ends_of
@@ -31,7 +31,13 @@ STRUCTURES = {
     "mimo": lambda start: Mimo(members=3),
 }
 TEXT = ("transformer", "cnn_lstm")  # tokens cannot be put side by side
-CASES = [(name, kind) for name in ZOO for kind in STRUCTURES if kind != "mimo" or name not in TEXT]
+QUICK = {("mlp", "mimo"), ("concatenating", "packed"), ("wide_resnet", "batch_ensemble"), ("cnn_lstm", "treenet")}
+CASES = [
+    pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.full)
+    for name in ZOO
+    for kind in STRUCTURES
+    if kind != "mimo" or name not in TEXT
+]
 
 
 @pytest.mark.slow

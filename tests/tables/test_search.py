@@ -1,5 +1,6 @@
 """Choosing by validation among candidates, and an ensemble of the members that predict best together."""
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,10 +78,19 @@ def found(run_dir: Path | None = None, **options: Any) -> tuple[Ensemble, Any]:
     return search(listed, train, Judge(held), run_dir=run_dir), held
 
 
-def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_validation(tmp_path: Path) -> None:
-    ensemble, held = found(tmp_path / "run")
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ensemble, Any]:
+    """A finished search, for tests that read it or copy its folder."""
+    folder = tmp_path_factory.mktemp("searched") / "run"
+    return folder, *found(folder)
+
+
+def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_validation(
+    searched: tuple[Path, Ensemble, Any], tmp_path: Path
+) -> None:
+    folder, ensemble, held = searched
     judge = Judge(held)
-    first = choral.load(tmp_path / "run" / "first")
+    first = choral.load(folder / "first")
     assert judge.scores(ensemble._predictive(judge.x))[0] <= judge.scores(first._predictive(judge.x))[0] + 1e-6
     assert judge.scores(ensemble._predictive(judge.x))[1] <= judge.scores(first._predictive(judge.x))[1] + 1e-6
     about = ensemble.info["auto"]
@@ -90,14 +100,16 @@ def test_the_best_members_of_all_candidates_are_one_ensemble_never_worse_on_vali
     assert "0.0," not in repr(ensemble)  # no list of weights
     ensemble.save(tmp_path / "e.choral")
     x = data()[0]
-    for path in (tmp_path / "e.choral", tmp_path / "run"):  # of several kinds of networks, and without their code
+    for path in (tmp_path / "e.choral", folder):  # of several kinds of networks, and without their code
         again = choral.load(path)
         assert torch.equal(again.predict(x).mean, ensemble.predict(x).mean)
         assert again.info["auto"]["reasons"] == about["reasons"]
 
 
-def test_a_search_that_is_interrupted_ends_with_the_same_ensemble(tmp_path: Path) -> None:
-    whole, _ = found()
+def test_a_search_that_is_interrupted_ends_with_the_same_ensemble(
+    searched: tuple[Path, Ensemble, Any], tmp_path: Path
+) -> None:
+    _, whole, _ = searched
     cuts, done = 0, None
     while done is None:
         heard = [0]
@@ -275,9 +287,11 @@ def test_scores_of_a_search_are_those_of_the_ensemble_it_gave_last(tmp_path: Pat
     assert score(second) != score(first)
 
 
-def test_a_search_begun_anew_leaves_nothing_of_the_one_before_and_one_refused_leaves_all(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    before, _ = found(folder)
+def test_a_search_begun_anew_leaves_nothing_of_the_one_before_and_one_refused_leaves_all(
+    searched: tuple[Path, Ensemble, Any], tmp_path: Path
+) -> None:
+    folder, before = tmp_path / "run", searched[1]
+    shutil.copytree(searched[0], folder)
     listed = [candidate("first"), candidate("second")]
     train, held = trainer({"first": small, "second": wide}, seed=1)
 
@@ -298,8 +312,9 @@ def test_a_search_begun_anew_leaves_nothing_of_the_one_before_and_one_refused_le
     assert sorted(p.parent.name for p in folder.glob("*/plan.json")) == ["first", "second"]
 
 
-def test_a_run_of_one_method_does_not_replace_a_search(tmp_path: Path) -> None:
-    before, _ = found(tmp_path / "run")
+def test_a_run_of_one_method_does_not_replace_a_search(searched: tuple[Path, Ensemble, Any], tmp_path: Path) -> None:
+    before = searched[1]
+    shutil.copytree(searched[0], tmp_path / "run")
     recipe = make("single", budget=1, training=QUICK)
     with pytest.raises(RunError, match="holds a choice among several methods"):
         choral.fit(small, data(), recipe, run_dir=tmp_path / "run")

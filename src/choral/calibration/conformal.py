@@ -5,8 +5,7 @@ is. Each target of a row, and each label, has a threshold of its own, so the pro
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.base.rng import key
 from choral.calibration.members import Correction
-from choral.metrics.inputs import check_level, checked_finite, checked_labels, checked_probs
+from choral.metrics.inputs import check_level, checked_finite, checked_labels, checked_probs, double
 from choral.metrics.regression import interval_coverage, interval_width
 
 
@@ -55,8 +54,7 @@ def evaluate_sets(sets: Tensor, labels: Tensor) -> dict[str, float]:
         raise InputError(
             f"sets has shape {tuple(sets.shape)} and dtype {sets.dtype}; it must be booleans (batch, class)."
         )
-    labels = checked_labels(labels, batch=len(sets), classes=sets.shape[1]).to(sets.device)
-    sizes = sets.sum(-1)
+    labels, sizes = checked_labels(labels, sets), sets.sum(-1)
     return {
         "coverage": float(sets.gather(1, labels.unsqueeze(1)).double().mean()),
         "mean_size": float(sizes.double().mean()),
@@ -71,10 +69,17 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Conformal(Correction):
-    """A rule that predictions keep for their conformal intervals or sets."""
+class Conformal(Correction):
+    """A rule that predictions keep for their conformal intervals or sets, and the level that it promises.
+
+    `apply` does the same operations for any rows, so that exported graphs hold it too.
+    """
 
     rank: ClassVar[int] = 3
+    level: float
+
+    def __post_init__(self) -> None:
+        check_level(self.level)
 
     def corrected(self, prediction: Any) -> Any:
         """Return the prediction with it applied."""
@@ -82,22 +87,20 @@ class _Conformal(Correction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rule(_Conformal):
-    """A threshold for each target or label, None where held-out rows were too few, and the level that they promise."""
+class _Rule(Conformal):
+    """A threshold for each target or label, None where held-out rows were too few."""
 
     thresholds: tuple[float | None, ...]
-    level: float
 
-    def __post_init__(self) -> None:
-        _check_rule(self.level, self.thresholds)
-
-
-def _check_rule(level: float, thresholds: Iterable[float | None]) -> None:
-    """Raise InputError unless a conformal rule promises a level between 0 and 1 by thresholds that are numbers."""
-    check_level(level)
-    odd = [t for t in thresholds if t is not None and not math.isfinite(t)]
-    if odd:
-        raise InputError(f"a conformal rule has the threshold {odd[0]}; thresholds and penalties are finite numbers.")
+    def _row(self, values: Tensor) -> Tensor:
+        """Return the thresholds in the shape of one row of the values, infinite where there is none."""
+        if values.ndim not in (1, 2) or math.prod(values.shape[1:]) != len(self.thresholds):
+            raise InputError(
+                f"shape {tuple(values.shape)} does not fit {len(self.thresholds)} thresholds; it must be (batch,) or "
+                "(batch, target) with one threshold for each target."
+            )
+        row = [torch.inf if t is None else t for t in self.thresholds]
+        return torch.tensor(row, dtype=torch.float64, device=values.device).reshape(values.shape[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,20 +120,12 @@ class ConformalResidual(_Rule):
     scaled: bool = False
 
     def apply(self, predictions: Tensor, *, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper ends.
-
-        Args:
-            predictions: (batch,) or (batch, target).
-            scales: positive, of the same shape; given exactly when the thresholds were fitted with scales.
-        """
+        """Return the lower and upper ends of (batch,) or (batch, target); scales are given exactly when they were fitted with."""
         if (scales is not None) != self.scaled:
             given, wanted = ("given", "without") if scales is not None else ("missing", "with")
             raise InputError(f"scales is {given} but these intervals were fitted {wanted} scales.")
-        predictions = checked_finite(predictions, "predictions")
-        half = _per_target(self.thresholds, predictions)
-        if scales is not None:
-            half = half * _checked_scales(scales, predictions)
-        return predictions - half, predictions + half
+        half = self._row(predictions) * (1.0 if scales is None else double(scales))
+        return double(predictions) - half, double(predictions) + half
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +138,8 @@ class ConformalQuantile(_Rule):
     """
 
     def apply(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the corrected ends; ends that would cross meet halfway.
-
-        Shapes: lower and upper (batch,) or (batch, target) -> the same.
-        """
-        lower, upper = checked_finite(lower, "lower"), checked_finite(upper, "upper")
-        _same_shape(lower=lower, upper=upper)
-        shift = _per_target(self.thresholds, lower)
+        """Return the corrected ends, (batch,) or (batch, target); ends that would cross meet halfway."""
+        lower, upper, shift = double(lower), double(upper), self._row(lower)
         middle = 0.5 * (lower + upper)
         return torch.minimum(lower - shift, middle), torch.maximum(upper + shift, middle)
 
@@ -171,11 +161,14 @@ def fit_residual_intervals(
     Reference: Lei et al., "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173, sections
     2.2 and 5.2.
     """
-    predictions, targets = checked_finite(predictions, "predictions"), checked_finite(targets, "targets")
-    _same_shape(predictions=predictions, targets=targets)
-    scores = (targets - predictions).abs()
-    if scales is not None:
-        scores = scores / _checked_scales(scales, predictions)
+    if scales is None:
+        predictions, targets = _checked(predictions=predictions, targets=targets)
+        scores = (targets - predictions).abs()
+    else:
+        predictions, targets, scales = _checked(predictions=predictions, targets=targets, scales=scales)
+        if float(scales.min()) <= 0:
+            raise InputError(f"scales goes down to {float(scales.min()):.4g}; every scale must be positive.")
+        scores = (targets - predictions).abs() / scales
     return ConformalResidual(thresholds=_thresholds(scores, level), level=level, scaled=scales is not None)
 
 
@@ -192,44 +185,24 @@ def fit_quantile_intervals(lower: Tensor, upper: Tensor, targets: Tensor, *, lev
 
     Reference: Romano, Patterson & Candès, "Conformalized Quantile Regression", 2019, arXiv:1905.03222, algorithm 1.
     """
-    lower, upper = checked_finite(lower, "lower"), checked_finite(upper, "upper")
-    targets = checked_finite(targets, "targets")
-    _same_shape(lower=lower, upper=upper, targets=targets)
+    lower, upper, targets = _checked(lower=lower, upper=upper, targets=targets)
     return ConformalQuantile(
         thresholds=_thresholds(torch.maximum(lower - targets, targets - upper), level), level=level
     )
 
 
-def _same_shape(**tensors: Tensor) -> None:
+def _checked(**tensors: Tensor) -> list[Tensor]:
+    """Return finite tensors as float64, on one device; InputError unless all have one shape, (batch,) or (batch, target)."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     first = next(iter(shapes.values()))
     if len(set(shapes.values())) > 1 or len(first) not in (1, 2) or 0 in first:
         raise InputError(f"the shapes are {shapes}; they must be equal, (batch,) or (batch, target), and not empty.")
-
-
-def _checked_scales(scales: Tensor, predictions: Tensor) -> Tensor:
-    scales = checked_finite(scales, "scales").to(predictions.device)
-    _same_shape(predictions=predictions, scales=scales)
-    if float(scales.min()) <= 0:
-        raise InputError(f"scales goes down to {float(scales.min()):.4g}; every scale must be positive.")
-    return scales
+    found = [checked_finite(tensor, name) for name, tensor in tensors.items()]
+    return [tensor.to(found[0].device) for tensor in found]
 
 
 def _thresholds(scores: Tensor, level: float) -> tuple[float | None, ...]:
-    columns = scores.reshape(len(scores), -1)
-    return tuple(conformal_threshold(column, level) for column in columns.T)
-
-
-def _per_target(thresholds: tuple[float | None, ...], values: Tensor) -> Tensor:
-    """Return the thresholds in the shape of one row of the values, infinite where there is none."""
-    targets = values[0].numel() if len(values) else len(thresholds)
-    if values.ndim not in (1, 2) or targets != len(thresholds):
-        raise InputError(
-            f"shape {tuple(values.shape)} does not fit {len(thresholds)} thresholds; it must be (batch,) or "
-            "(batch, target) with one threshold for each target."
-        )
-    row = [torch.inf if t is None else t for t in thresholds]
-    return torch.tensor(row, dtype=values.dtype, device=values.device).reshape(values.shape[1:])
+    return tuple(conformal_threshold(column, level) for column in scores.reshape(len(scores), -1).T)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,14 +218,9 @@ class ConformalLabels(_Rule):
     [[[True, True]], [[False, True]]]
     """
 
-    def apply(self, probs: Tensor) -> Tensor:
-        """Return whether no and yes are in the set of each label. Shapes: probs (batch, label) -> (batch, label, 2)."""
-        if probs.ndim != 2 or probs.shape[1] != len(self.thresholds):
-            raise InputError(
-                f"probs has shape {tuple(probs.shape)} for {len(self.thresholds)} labels; give (batch, label)."
-            )
-        limits = torch.tensor([2.0 if t is None else t for t in self.thresholds], dtype=torch.float64).unsqueeze(-1)
-        return torch.stack([probs.double(), 1 - probs.double()], -1) <= limits
+    def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
+        """Return whether no and yes are in the set of each label, without draws. Shapes: probs (batch, label) -> (batch, label, 2)."""
+        return torch.stack([double(probs), 1 - double(probs)], -1) <= self._row(probs).unsqueeze(-1)
 
 
 def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> ConformalLabels:
@@ -266,16 +234,12 @@ def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> Conf
     Reference: Sadinle, Lei & Wasserman, "Least Ambiguous Set-Valued Classifiers with Bounded Error Levels", 2019,
     arXiv:1609.00451, applied to each label.
     """
-    if probs.shape != labels.shape or probs.ndim != 2:
-        raise InputError(
-            f"probs has shape {tuple(probs.shape)} and labels {tuple(labels.shape)}; both must be (batch, label)."
-        )
-    wrong = torch.where(labels > 0.5, 1 - probs.double(), probs.double())
-    return ConformalLabels(thresholds=tuple(conformal_threshold(column, level) for column in wrong.T), level=level)
+    probs, labels = _checked(probs=probs, labels=labels)
+    return ConformalLabels(thresholds=_thresholds((labels - probs).abs(), level), level=level)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConformalSets(_Conformal):
+class ConformalSets(Conformal):
     """A rule from probabilities to sets of classes.
 
     Args:
@@ -288,14 +252,10 @@ class ConformalSets(_Conformal):
     """
 
     threshold: float | None
-    level: float
     penalty: float = 0.0
     free_classes: int = 0
     randomized: bool = True
     keeps_top: bool = False
-
-    def __post_init__(self) -> None:
-        _check_rule(self.level, (self.threshold, self.penalty))
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
         """Return which classes are in each row's set. Shapes: probs (batch, class) -> booleans (batch, class).
@@ -305,37 +265,29 @@ class ConformalSets(_Conformal):
             seed: of the random shares; not used by deterministic sets.
         """
         probs = checked_probs(probs)
-        scores = class_scores(
-            probs,
-            shares=_shares(probs, self.randomized, seed),
-            penalty=self.penalty,
-            free_classes=self.free_classes,
-        )
-        sets = torch.ones_like(scores, dtype=torch.bool) if self.threshold is None else scores <= self.threshold
-        if self.keeps_top:
-            sets = sets.scatter(1, probs.argmax(-1, keepdim=True), True)
-        return sets
+        return self.inside(probs, _shares(probs, seed) if self.randomized else 1.0)
+
+    def inside(self, probs: Tensor, shares: Tensor | float) -> Tensor:
+        """Return the sets of float64 probabilities whose last class counts with these shares of its probability (batch, 1)."""
+        if self.threshold is None:
+            return probs >= 0
+        sets = self.scores(probs, shares) <= self.threshold
+        return sets | (probs >= probs.max(-1, keepdim=True).values) if self.keeps_top else sets
+
+    def scores(self, probs: Tensor, shares: Tensor | float) -> Tensor:
+        """Return the score of every class (batch, class): the probability of all likelier ones, a share of its own, the penalty."""
+        ordered, order = probs.sort(dim=-1, descending=True)
+        ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype, device=probs.device)
+        penalties = self.penalty * (ranks - self.free_classes).clamp_min(0.0)
+        scores = ordered.cumsum(-1) - ordered + shares * ordered + penalties
+        return torch.zeros_like(scores).scatter(-1, order, scores)
 
 
-def class_scores(probs: Tensor, *, shares: Tensor, penalty: float, free_classes: int) -> Tensor:
-    """Return the score of every class: the probability of all likelier classes, a share of its own, and the penalty.
-
-    Shapes: probs (batch, class), shares (batch, 1) -> (batch, class).
-    """
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype, device=probs.device)
-    scores = before + shares * ordered + penalty * (ranks - free_classes).clamp_min(0.0)
-    return torch.empty_like(scores).scatter_(-1, order, scores)
-
-
-def _shares(probs: Tensor, randomized: bool, seed: int) -> Tensor:
+def _shares(probs: Tensor, seed: int) -> Tensor:
     """Return a number from 0 to 1 for each row (batch, 1), decided by the row's probabilities and the seed.
 
     Equal rows get equal sets wherever they stand. Held-out and new rows are read by one rule, which keeps them exchangeable.
     """
-    if not randomized:
-        return torch.ones(len(probs), 1, dtype=probs.dtype, device=probs.device)
     words = (probs.cpu() + 0.0).contiguous().numpy().view(np.uint64)  # + 0.0: there is one zero
     found = np.full(len(words), key(seed, "conformal") % (1 << 64), np.uint64)
     for column in words.T:
@@ -367,10 +319,8 @@ def fit_conformal_sets(
         probs: (batch, class) of held-out rows, from the ensemble as it will be used.
         labels: (batch,).
         level: probability to cover, 1 - alpha.
-        penalty: see `ConformalSets`; 0 is APS, RAPS uses for example 0.01.
-        free_classes: see `ConformalSets`; for example 5 with many classes.
-        randomized: see `ConformalSets`.
-        keeps_top: see `ConformalSets`.
+        penalty, free_classes: see `ConformalSets`; 0 is APS, RAPS uses for example 0.01 and 5 with many classes.
+        randomized, keeps_top: see `ConformalSets`.
         seed: of the random shares.
 
     Reference: Romano, Sesia & Candès, "Classification with Valid and Adaptive Coverage", 2020, arXiv:2006.02544;
@@ -380,14 +330,14 @@ def fit_conformal_sets(
     if penalty < 0 or free_classes < 0:
         raise InputError(f"penalty is {penalty} and free_classes {free_classes}; neither can be negative.")
     probs = checked_probs(probs)
-    labels = checked_labels(labels, batch=len(probs), classes=probs.shape[1]).to(probs.device)
-    shares = _shares(probs, randomized, seed)
-    scores = class_scores(probs, shares=shares, penalty=penalty, free_classes=free_classes)
-    return ConformalSets(
-        threshold=conformal_threshold(scores.gather(1, labels.unsqueeze(1)).squeeze(1), level),
+    own = checked_labels(labels, probs).unsqueeze(1)
+    rule = ConformalSets(
+        threshold=None,
         level=level,
         penalty=penalty,
         free_classes=free_classes,
         randomized=randomized,
         keeps_top=keeps_top,
     )
+    scores = rule.scores(probs, _shares(probs, seed) if randomized else 1.0)
+    return replace(rule, threshold=conformal_threshold(scores.gather(1, own).squeeze(1), level))

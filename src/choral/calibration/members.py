@@ -6,9 +6,10 @@ takes members one by one, with replacement (whole counts become weights) or with
 given by the caller, so one search serves mixtures, averaged logits, averaged quantiles and averaged outputs: see `Predictive.blend`.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,14 +21,7 @@ from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.metrics.classification import logits_nll, nll_rows
-from choral.metrics.inputs import (
-    checked_finite,
-    checked_labels,
-    checked_member_probs,
-    checked_weights,
-    double,
-    row_chunks,
-)
+from choral.metrics.inputs import checked_finite, checked_labels, checked_probs, checked_weights, double, row_chunks
 
 _COLDEST, _HOTTEST = 0.05, 20.0
 
@@ -104,9 +98,7 @@ def fit_temperature(
         raise InputError(
             f"member_logits has shape {tuple(logits.shape)}; it must be (member, batch, class), not empty."
         )
-    members, batch, classes = logits.shape
-    labels = checked_labels(labels, batch=batch, classes=classes).to(logits.device)
-    shares = checked_weights(weights, members=members, like=logits)
+    members, labels, shares = len(logits), checked_labels(labels, logits), checked_weights(weights, logits)
 
     grid = np.linspace(-np.log(_HOTTEST), -np.log(_COLDEST), 9)  # of log inverse temperatures
     start = min(grid, key=lambda point: _nll_and_slope(np.full(members, point), logits, labels, shares)[0])
@@ -169,10 +161,6 @@ class StackingWeights(Correction):
 
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the weighted average over members of probabilities or means. Shapes: (member, ...) -> (...)."""
-        if len(member_values) != len(self.weights):
-            raise InputError(
-                f"member_values has {len(member_values)} members but there are {len(self.weights)} weights."
-            )
         return torch.einsum("m,m...->...", self.tensor.to(member_values), member_values)
 
 
@@ -183,15 +171,22 @@ def label_log_scores(member_probs: Tensor, labels: Tensor) -> Tensor:
 
     Shapes: member_probs (member, batch, class), labels (batch,) -> (member, batch).
     """
-    member_probs = checked_member_probs(member_probs)
-    labels = checked_labels(labels, batch=member_probs.shape[1], classes=member_probs.shape[2])
-    return -nll_rows(member_probs, labels.to(member_probs.device))
+    member_probs = checked_probs(member_probs, members=True)
+    return -nll_rows(member_probs, checked_labels(labels, member_probs))
 
 
-def checked_log_scores(member_log_scores: Tensor) -> Tensor:
-    """Return log scores (member, batch) as float64, each row shifted so that its best member has 0.
+def fit_stacking(member_log_scores: Tensor) -> StackingWeights:
+    """Return the weights on the simplex that maximize the mean log of the mixture's score on held-out data.
 
-    A shift common to all members changes no comparison between mixtures and keeps the exponentials in range.
+    Expectation maximization from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, which never lowers
+    the score; longer steps w_m g_m^eta are tried and kept only when they raise it. The problem is concave and log max
+    g bounds the distance to its optimum, so the search stops when that is below 1e-7 nats, or after 5,000 steps.
+
+    Args:
+        member_log_scores: (member, batch), log of what each member gives to what happened; see `label_log_scores`.
+
+    Reference: Yao et al., "Using Stacking to Average Bayesian Predictive Distributions", 2018, arXiv:1704.02030,
+    equation 4.
     """
     scores = checked_finite(member_log_scores, "member_log_scores")
     if scores.ndim != 2 or not scores.numel():
@@ -199,47 +194,25 @@ def checked_log_scores(member_log_scores: Tensor) -> Tensor:
             f"member_log_scores has shape {tuple(scores.shape)}; it must be (member, batch), not empty. "
             "Sum over the targets of a row first."
         )
-    return scores - scores.max(0).values
-
-
-def fit_stacking(member_log_scores: Tensor, *, tolerance: float = 1e-7, steps: int = 5_000) -> StackingWeights:
-    """Return the weights on the simplex that maximize the mean log of the mixture's score on held-out data.
-
-    Expectation maximization from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, which never lowers
-    the score; longer steps w_m g_m^eta are tried and kept only when they raise it. The problem is concave and log max
-    g bounds the distance to its optimum, so the search stops when that is below `tolerance` nats.
-
-    Args:
-        member_log_scores: (member, batch), log of what each member gives to what happened; see `label_log_scores`.
-        tolerance: largest loss of mean log score against the best weights, in nats.
-        steps: largest number of steps.
-
-    Reference: Yao et al., "Using Stacking to Average Bayesian Predictive Distributions", 2018, arXiv:1704.02030,
-    equation 4.
-    """
-    if steps < 1 or not tolerance >= 0:
-        raise InputError(
-            f"steps is {steps} and tolerance {tolerance}; give 1 step or more, and a tolerance of 0 or more."
-        )
-    scores = checked_log_scores(member_log_scores).exp()  # (member, batch)
+    scores, _ = mixture(scores)  # relative to the best member of a row, which changes no comparison
     weights = torch.full((len(scores),), 1.0 / len(scores), dtype=torch.float64, device=scores.device)
-    mixture = weights @ scores
-    best, stretch = float(mixture.log().mean()), 1.0
-    for _ in range(steps):
-        growth = (scores / mixture).mean(1)
-        if math.log(max(float(growth.max()), 1.0)) <= tolerance:
+    mixed = weights @ scores
+    best, stretch = float(mixed.log().mean()), 1.0
+    for _ in range(5_000):
+        growth = (scores / mixed).mean(1)
+        if math.log(max(float(growth.max()), 1.0)) <= 1e-7:
             break
         while True:
             proposal = weights * growth**stretch
             proposal /= proposal.sum()
-            mixed = proposal @ scores
-            score = float(mixed.log().mean())
+            proposed = proposal @ scores
+            score = float(proposed.log().mean())
             if score > best or stretch == 1.0:
                 break
             stretch = 1.0
         if score <= best:  # a plain step gains nothing but rounding
             break
-        weights, mixture, best, stretch = proposal, mixed, score, 1.5 * stretch
+        weights, mixed, best, stretch = proposal, proposed, score, 1.5 * stretch
     return StackingWeights(weights=tuple(weights.tolist()))
 
 
@@ -264,22 +237,11 @@ class GreedySelection(Value):
     counts: tuple[int, ...]
     losses: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        if not sum(self.counts) or min(self.counts) < 0:
-            raise InputError(
-                f"counts are {self.counts}; give whole numbers of 0 or more, at least one of them above 0."
-            )
-
     @property
     def weights(self) -> tuple[float, ...]:
         """The share of each member; they sum to 1."""
         total = sum(self.counts)
         return tuple(count / total for count in self.counts)
-
-    @property
-    def chosen(self) -> tuple[int, ...]:
-        """Places of the members that were chosen at all."""
-        return tuple(i for i, count in enumerate(self.counts) if count)
 
     @property
     def loss(self) -> float:
@@ -331,84 +293,78 @@ def greedy_selection(
     (1, 1, 0)
     """
     values, cost = mixture(member_values) if loss is None else (double(member_values), loss)
-    if picks < 1 or values.dim() < 2 or not values.numel():
-        raise InputError(
-            f"picks is {picks} and member_values has shape {tuple(values.shape)}; give 1 pick or more and (member, batch, ...), "
-            "not empty."
-        )
-    shares = _shares(weights, values)
     chosen: list[int] = []
     losses: list[float] = []
-    total, best = torch.zeros_like(values[0]), 0  # the sum of all choices; how many of them to keep
-    while len(chosen) < picks and len(chosen) < best + _PATIENCE:
-        index, found = _next(values, total, len(chosen) + 1, cost, shares)
+    best = 0  # how many of the choices to keep
+    for index, found in itertools.islice(_choices(values, cost, weights), picks):
         chosen.append(index)
         losses.append(found)
-        total = total + values[index]
         if not best or found < losses[best - 1] - _GAIN * (1 + abs(losses[best - 1])):
             best = len(chosen)
-    kept = chosen[:best]
-    counts = tuple(kept.count(i) for i in range(len(values)))
+        if len(chosen) == best + _PATIENCE:
+            break
+    counts = tuple(chosen[:best].count(i) for i in range(len(values)))
     return GreedySelection(counts=counts, losses=tuple(losses[:best]))
+
+
+def _choices(
+    values: Tensor, cost: Loss, weights: Tensor | None = None, *, again: bool = True
+) -> Iterator[tuple[int, float]]:
+    """Yield the member whose addition to the average costs least, the first among equals, and that cost; without `again` each once."""
+    if values.dim() < 2 or not values.numel():
+        raise InputError(f"member_values has shape {tuple(values.shape)}; give (member, batch, ...), not empty.")
+    shares, total, barred = _shares(weights, values), torch.zeros_like(values[0]), torch.zeros(len(values))
+    for count in itertools.count(1):
+        parts = [
+            torch.einsum("b,mb->m", shares, cost((total + values[some]) / count))
+            for some in row_chunks(len(values), width=values[0].numel())
+        ]
+        found = torch.cat(parts).nan_to_num(nan=math.inf) + barred.to(values.device)
+        index = int(found.argmin())
+        if not math.isfinite(float(found[index])):
+            raise InputError("no member has finite values on these points; there is nothing to choose from.")
+        yield index, float(found[index])
+        total = total + values[index]
+        if not again:
+            barred[index] = math.inf
 
 
 def bagged_selection(
     member_values: Tensor,
     loss: Loss | None = None,
     *,
-    bags: int = 20,
     share: float = 0.5,
     picks: int = 32,
     weights: Tensor | None = None,
     seed: int = 0,
 ) -> StackingWeights:
-    """Return the mean weights of several greedy selections, each from some of the members and by points drawn with replacement.
+    """Return the mean weights of 20 greedy selections, each from some of the members and by points drawn with replacement.
 
     One selection by few points takes few members, and those that suit these points; the mean of many takes more of them and is
     better on new points.
 
     Args:
         member_values, loss, picks, weights: as in `greedy_selection`.
-        bags: how many selections.
         share: of the members that each selection may choose from, drawn by lot; all that are finite if that leaves none.
         seed: root of every draw.
 
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.3.
     """
     values, cost = mixture(member_values) if loss is None else (double(member_values), loss)
-    if bags < 1 or not 0 < share <= 1 or values.dim() < 2 or not values.numel():
-        raise InputError(
-            f"bags is {bags}, share {share} and member_values has shape {tuple(values.shape)}; give 1 bag or more, a share above 0 and "
-            "at most 1, and (member, batch, ...), not empty."
-        )
     shares, total = _shares(weights, values), torch.zeros(len(values), dtype=torch.float64)
     finite = values.flatten(1).isfinite().all(1)
-    for bag in range(bags):
+    for bag in range(20):
         generator = rng.generator(seed, "bag", bag)
         points = torch.multinomial(shares.cpu(), len(shares), replacement=True, generator=generator)
         drawn = finite.cpu() & (torch.rand(len(values), generator=generator) < share)
         some = (drawn if bool(drawn.any()) else finite.cpu()).nonzero().flatten()
         counted = points.bincount(minlength=len(shares)).double().to(values.device)
         if len(some):
-            total[some] += torch.tensor(
-                greedy_selection(values[some], cost, picks=picks, weights=counted).weights
-            ).double()
+            chosen = greedy_selection(values[some], cost, picks=picks, weights=counted)
+            total[some] += torch.tensor(chosen.weights).double()
     if not float(total.sum()):
         raise InputError("no member has finite values on these points; there is nothing to choose from.")
     return StackingWeights(weights=tuple((total / total.sum()).tolist()))
-
-
-def _next(values: Tensor, total: Tensor, count: int, cost: Loss, shares: Tensor) -> tuple[int, float]:
-    """Return the member whose addition costs least, the first among equals, and that cost."""
-    parts = [
-        torch.einsum("b,mb->m", shares, cost((total + values[some]) / count))
-        for some in row_chunks(len(values), width=values[0].numel())
-    ]
-    found = torch.cat(parts).nan_to_num(nan=math.inf)
-    index = int(found.argmin())
-    if not math.isfinite(float(found[index])):
-        raise InputError("no member has finite values on these points; there is nothing to choose from.")
-    return index, float(found[index])
 
 
 def _shares(weights: Tensor | None, values: Tensor) -> Tensor:
@@ -429,7 +385,7 @@ class MemberSelection(Correction):
     """Which members to use, in the order they were chosen.
 
     Args:
-        indices: places of the chosen members; a member chosen twice counts twice.
+        indices: places of the chosen members.
         nll: held-out negative log likelihood after each choice.
 
     >>> MemberSelection(indices=(2, 0), nll=(0.5, 0.4)).apply(torch.tensor([[1.0], [2.0], [3.0]])).tolist()
@@ -446,50 +402,27 @@ class MemberSelection(Correction):
 
     def corrected(self, prediction: Any) -> Any:
         """Return the prediction with it applied."""
-        return prediction.of_rows(self.within(len(prediction)))
+        return prediction.of_rows(self.indices)
 
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the chosen members' values in order. Shapes: (member, ...) -> (chosen, ...)."""
-        return member_values[self.within(len(member_values))]
-
-    def within(self, members: int) -> list[int]:
-        """Return the places of the chosen ones among so many members; raises InputError for one beyond them."""
-        if max(self.indices) >= members:
-            raise InputError(f"there are {members} members but member {max(self.indices)} is among the chosen.")
-        return list(self.indices)
+        return member_values[list(self.indices)]
 
 
-def select_members(
-    member_log_scores: Tensor, *, members: int, replacement: bool = False, exact: bool = False
-) -> MemberSelection:
-    """Return members chosen one by one, each the one whose addition gives the average the best held-out log score.
+def select_members(member_log_scores: Tensor, *, members: int) -> MemberSelection:
+    """Return different members chosen one by one, each the one whose addition gives the average the best held-out log score.
+
+    The shortest run of choices with the best score is kept, so the result is never worse on this data than the best single member.
 
     Args:
         member_log_scores: (member, batch), log of what each member gives to what happened; see `label_log_scores`.
-        members: how many choices to make.
-        replacement: a member may be chosen again, which gives it more weight.
-        exact: keep all choices; otherwise the shortest run of choices with the best score is kept, so the result is
-            never worse on this data than the best single member.
+        members: how many choices to make, at most.
 
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.
     """
-    scores = checked_log_scores(member_log_scores).exp()  # (member, batch)
-    shift = double(member_log_scores).max(0).values.mean()  # what the check took away
-    if members < 1 or (not replacement and members > len(scores)):
-        raise InputError(
-            f"members is {members} but there are {len(scores)} to choose from; choose from 1 to {len(scores)}, "
-            "or allow replacement."
-        )
-    chosen: list[int] = []
-    nll: list[float] = []
-    total = torch.zeros_like(scores[0])
-    for count in range(1, members + 1):
-        gains = ((total + scores) / count).log().mean(1)
-        if not replacement and chosen:
-            gains[chosen] = -torch.inf
-        index = int(gains.argmax())
-        chosen.append(index)
-        nll.append(-float(gains[index] + shift))
-        total = total + scores[index]
-    kept = members if exact else 1 + min(range(members), key=lambda i: nll[i])
-    return MemberSelection(indices=tuple(chosen[:kept]), nll=tuple(nll[:kept]))
+    if members > len(member_log_scores):
+        raise InputError(f"members is {members} but there are {len(member_log_scores)} to choose from.")
+    values, cost = mixture(member_log_scores)
+    chosen, nll = zip(*itertools.islice(_choices(values, cost, again=False), members))
+    kept = 1 + nll.index(min(nll))
+    return MemberSelection(indices=chosen[:kept], nll=nll[:kept])

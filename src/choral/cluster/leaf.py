@@ -6,20 +6,21 @@ was settled, and the leaf's path. A manifest or checkpoint with another key belo
 names with its SHA-256, and nothing else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from choral.base.errors import ChoralError, RunError
-from choral.cluster.leaves import Leaf, leaves_of
+from choral.base.values import from_dict
 from choral.cluster.storage import Storage
 from choral.engine.checkpoint import (
     FAILED,
     Branch,
     Checkpoints,
-    Snapshot,
     Stack,
+    Watch,
     failed_from,
     failed_list,
     pack_branches,
@@ -28,14 +29,15 @@ from choral.engine.checkpoint import (
 from choral.engine.compute import using
 from choral.engine.events import Callback, Log
 from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
-from choral.engine.folder import run_of
+from choral.engine.folder import environment, run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
-from choral.engine.preparation import check_same, environment
+from choral.engine.leaf import Leaf, cut
+from choral.engine.preparation import check_same
 from choral.engine.run import Run
 from choral.engine.store import MemberStore, file_name
-from choral.plan.phases import Collect
 from choral.plan.walk import Place
+from choral.recipes.recipe import Recipe
 
 _CONTENT = {
     "key": str,
@@ -95,6 +97,13 @@ class Plot:
     hear: Callable[[str, dict[str, Any]], None]
 
 
+def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:
+    """Return the leaves of a run from its plan.json; functions of the user's can be called only in the recipe as it was given in Python."""
+    recipe = recipe or from_dict(plan["identity"]["recipe"])
+    assert isinstance(recipe, Recipe)
+    return cut(recipe.plan, plan["leaves"]["stack"])
+
+
 def key_of(plan: dict[str, Any], leaf: Leaf) -> str:
     """Return the key of a leaf."""
     settled = {name: plan.get(name) for name in ("identity", "environment", "executor", "leaves")}
@@ -142,47 +151,6 @@ def _state(leaf: Leaf) -> str:
     return f"{leaf.folder}/state.safetensors"
 
 
-class LeafCheckpoints(Checkpoints):
-    """The engine's checkpoints in a folder of a leaf; members that were collected before one must be there to go on from it."""
-
-    def __init__(self, field: Field, leaf: Leaf):
-        self.storage, self.leaf, self.store = field.storage, leaf, field.store
-        self.name = f"{leaf.folder}/{key_of(field.plan, leaf)}/"
-        super().__init__(field.storage.folder / self.name)
-        self.storage.pull(self.name, *self._beside)  # before the log is opened
-
-    @property
-    def _beside(self) -> list[str]:
-        return [f"{self.leaf.folder}/log.jsonl", *map(member_name, self.leaf.members)]
-
-    def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
-        """Keep where the leaf stands, its members and its log."""
-        super().save(open_stacks, now)
-        self.storage.push(*self._beside)
-        self.storage.push(self.name)
-
-    def latest(self) -> Snapshot | None:
-        """Return the newest checkpoint that is whole; none if a member collected before it is not."""
-        found = super().latest()
-        if found is None:
-            return None
-        passed = sum(isinstance(phase, Collect) for phase, _ in self.leaf.steps[: found.position])
-        for number, place in zip(self.leaf.members, self.leaf.branches * passed):
-            if any(lost.holds(place) for lost in found.failed):
-                continue
-            try:
-                self.store.get(number)
-            except RunError as error:
-                self.messages.append(f"{error} Leaf '{self.leaf.path}' starts from its beginning.")
-                return None
-        return found
-
-    def clear(self) -> None:
-        """Remove all of them."""
-        super().clear()
-        self.storage.push(self.name)
-
-
 def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -> Field:
     """Return what the leaves of a run have in common; RunError unless the call is the one its plan was settled for, on the same torch."""
     job = call.job()
@@ -210,35 +178,44 @@ def train_leaf(field: Field, path: str, listener: Callback | None = None) -> Man
 
 
 def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
-    storage, checkpoints = field.storage, LeafCheckpoints(field, leaf)
+    storage, store, plan = field.storage, field.store, field.plan
+    log_name, held = f"{leaf.folder}/log.jsonl", f"{leaf.folder}/{key_of(plan, leaf)}/"
+    beside = (log_name, *map(member_name, leaf.members))
+    storage.pull(held, *beside)
+
+    def push() -> None:  # what a checkpoint counts on goes first
+        storage.push(*beside)
+        storage.push(held)
+
+    checkpoints = Checkpoints(storage.folder / held, changed=push)
     origins, failed = _origins(field, leaf)
     folder = storage.folder / leaf.folder
     folder.mkdir(parents=True, exist_ok=True)
-    log = Log(folder / "log.jsonl", listener)
-    try:
-        seconds, store = field.call.compute.checkpoint_seconds, checkpoints.store
-        apart = field.plan["executor"] == "sequential"
-        run = Run(job=field.job, width=1, apart=apart, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
+    with closing(Log(storage.folder / log_name, listener)) as log:
+        run = Run(
+            job=field.job,
+            leaves=[leaf],
+            apart=plan["executor"] == "sequential",
+            store=store,
+            checkpoints=checkpoints,
+            log=log,
+            seconds=field.call.compute.checkpoint_seconds,
+            open={} if leaf.after is None else {leaf.after: Stack(origins, leaf.origins)},
+        )
         run.ledger.failed = dict(failed)
-        stack = Stack([run.branch(at, origin) for at, origin in zip(leaf.branches, origins)])
         run.begin()
-        run.follow(leaf.steps, stack)
-    finally:
-        log.close()
+        if run.snapshot is not None:
+            lost = store.lost(max(leaf.members, default=-1) + 1)
+            run.mend(lost, until=run.snapshot.position, failed=run.snapshot.failed)
+        run.train()
     state = None
     if leaf.is_parent:
-        parts = pack_branches([replace(branch, watch=None) for branch in stack.branches])
+        parts = pack_branches([replace(branch, watch=Watch()) for branch in run.open[leaf.path].branches])
         state = write_bytes(storage.folder / _state(leaf), parts, within=storage.folder)
-    made = Manifest(
-        _members(store, leaf),
-        state,
-        run.ledger.failed,
-        run.ledger.counted,
-        run.ledger.stopped,
-        environment(field.plan["environment"]["threads"]),
-    )
-    storage.push(*made.members, _state(leaf), f"{leaf.folder}/log.jsonl")
-    content = {**vars(made), "key": key_of(field.plan, leaf), "failed": failed_list(made.failed)}
+    ledger, where = run.ledger, environment(plan["environment"]["threads"])
+    made = Manifest(_members(store, leaf), state, ledger.failed, ledger.counted, ledger.stopped, where)
+    storage.push(*made.members, _state(leaf), log_name)
+    content = {**vars(made), "key": key_of(plan, leaf), "failed": failed_list(made.failed)}
     write_json(folder / "manifest.json", content, within=storage.folder)
     storage.push(f"{leaf.folder}/manifest.json")
     checkpoints.clear()
@@ -255,7 +232,7 @@ def _members(store: MemberStore, leaf: Leaf) -> dict[str, str]:
 def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
     """Return the branches that those of a leaf go on from, and those that were lost before it."""
     if leaf.after is None:
-        return [Branch(place) for place in leaf.branches], {}
+        return [], {}
     before = field.leaves[leaf.after]
     manifest = read_manifest(field.storage, field.plan, before)
     if manifest is None:
@@ -265,5 +242,4 @@ def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
         raise RunError(
             f"{field.storage.where}/{_state(before)} is missing or damaged; run the leaf '{leaf.after}' again."
         )
-    states = {branch.place: branch for branch in unpack_branches(data, _state(before), before.branches)}
-    return [states[place] for place in leaf.origins], manifest.failed
+    return unpack_branches(data, _state(before), before.branches), manifest.failed

@@ -15,11 +15,11 @@ from typing import Any
 from choral.base.arguments import is_number, is_whole
 from choral.base.errors import ChoralError, InputError, RunError, warn
 from choral.base.values import Value
-from choral.cluster.leaf import Field, Plot, admitted, key_of, train_leaf
-from choral.cluster.leaves import Leaf, leaves_of
+from choral.cluster.leaf import Field, Plot, admitted, key_of, leaves_of, train_leaf
 from choral.cluster.storage import storage_of
 from choral.engine.events import events_in
 from choral.engine.folder import read_plan
+from choral.engine.leaf import Leaf
 
 _PAUSE = 0.5  # seconds between two looks at what is done
 _SHARE = 20  # listening takes one part in so many of the time, at most

@@ -18,23 +18,22 @@ from choral.cluster.leaf import (
     Manifest,
     Plot,
     admitted,
+    leaves_of,
     read_manifest,
     read_whole,
     train_leaf,
     whole_manifest,
 )
-from choral.cluster.leaves import Leaf, leaves_of
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
 from choral.engine.compute import OnExisting, Store, is_far
 from choral.engine.events import Callback, Log, events_in
-from choral.engine.executor import Settled
 from choral.engine.files import write_bytes, write_json
 from choral.engine.folder import claimed, read_plan
 from choral.engine.job import Call, Job, call_of
+from choral.engine.leaf import WIDEST, Leaf
 from choral.engine.preparation import settle
-from choral.engine.resume import costs_of, kept_costs
-from choral.engine.run import WIDEST, Run
+from choral.engine.run import Run, costs_of, kept_costs
 from choral.engine.store import MemberStore
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
@@ -55,7 +54,7 @@ def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> C
     return call
 
 
-def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[Settled], dict[str, Any]]:
+def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[int], int]:
     """Return what says how a run is cut: branches stacked in a leaf, at most.
 
     `stack` is what the user asked for; None takes all that fit into memory, or shares the branches of the largest fork among `slots`.
@@ -63,13 +62,8 @@ def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable
     forks = [1]
     walk(plan, None, Visitor(enter=lambda phase, _: forks.append(phase.branches if isinstance(phase, Fork) else 1)))
 
-    def cut(settled: Settled) -> dict[str, Any]:
-        if settled.name == "sequential":
-            return {"stack": 1}
-        shared = -(-max(forks) // slots) if slots else WIDEST
-        return {"stack": min(settled.width, stack or shared)}
-
-    return cut
+    shared = -(-max(forks) // slots) if slots else WIDEST
+    return lambda width: min(width, stack or shared)
 
 
 def settle_leaves(
@@ -90,7 +84,7 @@ def settle_leaves(
             "was begun, or use another run_dir (--out), or on_existing='overwrite' (--overwrite)."
         )
     held = plan.get("leaves", {}).get("stack")
-    if held is not None and stack not in (None, held) and plan["executor"] != "sequential":
+    if stack not in (None, held) and held not in (None, WIDEST) and plan["executor"] != "sequential":
         raise RunError(
             f"{folder} is cut into leaves of at most {held} network(s), now {stack} are asked for; leave stack out, or use another run_dir."
         )
@@ -219,7 +213,7 @@ def carry_out_leaves(
     `call` and `job` are what is to be done, as it was said and as it was understood; the call began at `started`, by time.perf_counter.
     """
     storage = where if isinstance(where, Storage) else Storage(where)
-    if on_existing == "extend" or job.task.parts.group is not None:
+    if on_existing == "extend" or job.task.parts.size > 1:
         what = "extended" if on_existing == "extend" else "trained by processes that share batches (data_parallel)"
         raise RunError(f"{storage.where} is a run in leaves, which cannot be {what}; use another run_dir.")
     publish(storage, overwrite=on_existing == "overwrite")
@@ -312,7 +306,7 @@ def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, A
         for number in (n for leaf in field.leaves.values() for n in leaf.members):
             if field.store.path(number).exists():
                 store.put(number, field.store.get(number))
-    run = Run(job=field.job, width=1, store=store, checkpoints=None, log=Log(), seconds=0.0)
+    run = Run(job=field.job, leaves=(), store=store, checkpoints=None, log=Log(), seconds=0.0)
     for manifest in manifests.values():
         run.ledger.failed |= manifest.failed
         run.ledger.stopped += manifest.stopped

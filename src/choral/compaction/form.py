@@ -70,22 +70,19 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
     axes = _axes(form)
     small = copy.deepcopy(network)
     modules = dict(small.named_modules(remove_duplicate=False))
-    known = {name for owner, module in modules.items() for name in _tensor_names(owner, module)}
-    for name in axes:
-        if name not in known:
-            raise InputError(f"the form names {name!r}, which the network does not have.{did_you_mean(name, known)}")
+    tensors: Params = dict(small.named_parameters(remove_duplicate=False))
+    tensors |= dict(small.named_buffers(remove_duplicate=False))
     done: dict[int, Tensor] = {}  # shared parameters stay shared
-    for owner, module in modules.items():
-        for part, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            name = f"{owner}.{part}" if owner else part
-            if name not in axes:
-                continue
-            if id(tensor) not in done:
-                smaller = _slice(name, tensor.detach(), axes[name])
-                is_parameter = isinstance(tensor, nn.Parameter)
-                smaller = nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller
-                done[id(tensor)] = done[id(smaller)] = smaller
-            setattr(module, part, done[id(tensor)])
+    for name, cut in axes.items():
+        if name not in tensors:
+            raise InputError(f"the form names {name!r}, which the network does not have.{did_you_mean(name, tensors)}")
+        tensor = tensors[name]
+        if id(tensor) not in done:
+            smaller = _slice(name, tensor.detach(), cut)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            done[id(tensor)] = nn.Parameter(smaller, tensor.requires_grad) if is_parameter else smaller
+        owner, _, part = name.rpartition(".")
+        setattr(modules[owner], part, done[id(tensor)])
     for owner, attributes in form.get("attributes", {}).items():
         for attribute, size in attributes.items():
             if owner not in modules or attribute not in _KNOWN or not isinstance(size, int):
@@ -95,11 +92,6 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
                 )
             setattr(modules[owner], attribute, size)
     return small
-
-
-def _tensor_names(owner: str, module: nn.Module) -> list[str]:
-    parts = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    return [f"{owner}.{part}" if owner else part for part, _ in parts]
 
 
 def follow(form: Form, leaders: Mapping[str, tuple[str, Mapping[int, int]]]) -> Form:

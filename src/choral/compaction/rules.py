@@ -1,9 +1,11 @@
 """Rules of the tracer: what each layer or function does to channels, and which it reads.
 
-Rules get the tracer, the call and the call's own arguments, and return the channels of the result (None where it has
-none that could be removed), or NotImplemented, which locks all channels that the call reads.
+Rules return the channels of the result (None where it has none that could be removed), or NotImplemented, which locks all channels
+that the call reads. Those of `RULES` get the tracer, the call and the call's own arguments. Those of `ALONG` are for functions of one tensor
+and get its channels in its place; the tracer asks them only where it has some.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,41 +18,33 @@ from choral.compaction.tracer import Call, Channels, Rule, Tracer, Use
 
 def _outputs(tracer: Tracer, weight: Tensor, bias: Tensor | None, axis: int) -> Channels:
     """Return new output channels: constant, equal to the bias, where the row of the weight is zero."""
-    name = tracer.own(weight)
-    assert name is not None
     units = tracer.units.fresh(weight.shape[0])
+    name = tracer.names[id(weight)]
     tracer.rows.setdefault(name, units)
-    tracer.bind(name, 0, units)
+    for tensor in (weight,) if bias is None else (weight, bias):
+        tracer.bind(tracer.names[id(tensor)], 0, units)
     values = torch.zeros(weight.shape[0], dtype=weight.dtype) if bias is None else bias.detach().cpu()
-    if bias is not None:
-        bias_name = tracer.own(bias)
-        assert bias_name is not None
-        tracer.bind(bias_name, 0, units)
     return Channels(axis, units, values.where(tracer.dead_rows(name, weight.shape[0]), torch.nan))
 
 
-def _known_layer(tracer: Tracer, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether weight and bias are parameters as they are, not computed ones."""
-    return tracer.own(weight) is not None and (bias is None or tracer.own(bias) is not None)
+def _are_own(tracer: Tracer, *tensors: Tensor | None) -> bool:
+    """Return whether tensors are parameters or buffers as they are, not computed ones."""
+    return all(t is None or id(t) in tracer.names for t in tensors)
 
 
-def _reads(
-    tracer: Tracer, channels: Channels | None, weight: Tensor, bias: Tensor | None, *, padded: bool = False
-) -> None:
-    name = tracer.own(weight)
-    assert name is not None
+def _reads(tracer: Tracer, channels: Channels | None, weight: Tensor, bias: Tensor | None, padded: bool) -> None:
+    name = tracer.names[id(weight)]
     tracer.bind(name, 1, None if channels is None else channels.units)
     if channels is not None:
-        bias_name = None if bias is None else tracer.own(bias)
-        tracer.uses.append(Use(channels.units, channels.constants, name, bias_name, padded))
+        tracer.uses.append(Use(channels.units, channels.constants, name, tracer.names.get(id(bias)), padded))
 
 
 def _linear(tracer: Tracer, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     channels = tracer.channels(input)
-    last = input.dim() - 1
-    if not _known_layer(tracer, weight, bias) or weight.dim() != 2 or (channels and channels.axis != last):
+    elsewhere = channels is not None and channels.axis != input.dim() - 1
+    if not _are_own(tracer, weight, bias) or weight.dim() != 2 or elsewhere:
         return NotImplemented
-    _reads(tracer, channels, weight, bias)
+    _reads(tracer, channels, weight, bias, False)
     return _outputs(tracer, weight, bias, call.result.dim() - 1)
 
 
@@ -67,16 +61,18 @@ def _conv(
 ) -> Any:
     channels = tracer.channels(input)
     axis = input.dim() - weight.dim() + 1
-    if not _known_layer(tracer, weight, bias) or (channels and channels.axis != axis):
+    if not _are_own(tracer, weight, bias) or (channels is not None and channels.axis != axis):
         return NotImplemented
-    if isinstance(padding, str):
-        padded = padding == "same" and any(size > 1 for size in weight.shape[2:])
-    else:
-        padded = any(padding) if isinstance(padding, list | tuple) else bool(padding)
-    if groups == 1:
-        _reads(tracer, channels, weight, bias, padded=padded)
-        return _outputs(tracer, weight, bias, axis)
-    return _grouped(tracer, channels, weight, bias, groups, axis, padded)
+    padded = padding == "same" and any(size > 1 for size in weight.shape[2:])
+    padded = padded or (padding not in ("same", "valid") and _any(padding))
+    if groups > 1:
+        return _grouped(tracer, channels, weight, bias, groups, axis, padded)
+    _reads(tracer, channels, weight, bias, padded)
+    return _outputs(tracer, weight, bias, axis)
+
+
+def _any(sizes: int | Sequence[int]) -> bool:
+    return any(sizes) if isinstance(sizes, list | tuple) else bool(sizes)
 
 
 def _grouped(
@@ -103,8 +99,8 @@ def _grouped(
     sums = weight.detach().cpu().flatten(2).sum(2).view(groups, -1, weight.shape[1])  # (group, output, input)
     values = (sums * inputs.constants.view(groups, 1, -1)).sum(2).flatten()
     values = values + (0 if bias is None else bias.detach().cpu())
-    if tracer.silence(tracer.own(weight), values):
-        tracer.silence(tracer.own(bias), values)
+    if tracer.silence(tracer.names[id(weight)], values):
+        tracer.silence(tracer.names.get(id(bias)), values)
         values = values * 0
     return outputs.valued(outputs.constants.where(~outputs.constants.isnan(), values))
 
@@ -118,7 +114,7 @@ def _tie_columns(tracer: Tracer, units: Tensor) -> None:
 def _batch_norm(
     tracer: Tracer,
     call: Call,
-    input: Tensor,
+    channels: Channels,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -127,96 +123,57 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return None
-    mine = [running_mean, running_var, weight, bias]
-    if channels.axis != 1 or any(t is not None and tracer.own(t) is None for t in mine):
+    if channels.axis != 1 or not _are_own(tracer, running_mean, running_var, weight, bias):
         return NotImplemented
     tracer.norms[tracer.module] = channels.units
     for statistic in (running_mean, running_var):
         if statistic is not None:
-            tracer.bind(tracer.own(statistic) or "", 0, channels.units)
+            tracer.bind(tracer.names[id(statistic)], 0, channels.units)
     scale, shift = (None if t is None else tracer.act(t, channels) for t in (weight, bias))
     if training or running_mean is None or running_var is None:
         # statistics of the batch itself: a constant is its own mean
         shifts = torch.zeros_like(channels.constants) if shift is None else shift.cpu()
         return channels.valued(shifts.where(~channels.constants.isnan(), torch.nan))
-    values = F.batch_norm(channels.constants.to(input)[None], running_mean, running_var, scale, shift, False, 0.0, eps)
-    return channels.valued(values[0].cpu())
+    constants = channels.constants.to(running_mean)[None]
+    return channels.valued(F.batch_norm(constants, running_mean, running_var, scale, shift, False, 0.0, eps)[0].cpu())
 
 
 def _group_norm(
     tracer: Tracer,
     call: Call,
-    input: Tensor,
+    channels: Channels,
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
     """Statistics go over a group, so a group is removed as a whole or not at all."""
-    channels = tracer.channels(input)
-    if channels is None:
-        return None
-    if channels.axis != 1 or any(t is not None and tracer.own(t) is None for t in (weight, bias)):
+    if channels.axis != 1 or not _are_own(tracer, weight, bias):
         return NotImplemented
     _tie_columns(tracer, channels.units.view(num_groups, -1))
     tracer.norms[tracer.module] = channels.units
-    whole = channels.constants.view(num_groups, -1).isnan().any(1, keepdim=True)
-    whole = whole.expand(num_groups, channels.units.numel() // num_groups).flatten()
-    inside = channels.valued(channels.constants.masked_fill(whole, torch.nan))
+    varying = channels.constants.view(num_groups, -1).isnan().any(1)
+    varying = varying.repeat_interleave(channels.units.numel() // num_groups)
+    inside = channels.valued(channels.constants.masked_fill(varying, torch.nan))
     scale, shift = (None if t is None else tracer.act(t, inside) for t in (weight, bias))
-    places = inside.constants.to(input)[None, :, None].expand(1, -1, 2)  # the function refuses a single place
+    places = inside.constants.to(call.result)[None, :, None].expand(1, -1, 2)  # the function refuses a single place
     return channels.valued(F.group_norm(places, num_groups, scale, shift, eps)[0, :, 0].cpu())
 
 
-def _layer_norm(
-    tracer: Tracer,
-    call: Call,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float | None = 1e-5,
-) -> Any:
+def _layer_norm(tracer: Tracer, call: Call, channels: Channels, normalized_shape: Any, *_: Any, **__: Any) -> Any:
     """Statistics go over all channels, so each of them has to stay."""
-    channels = tracer.channels(input)
-    if channels is None:
-        return None
-    if channels.axis < input.dim() - len(normalized_shape):
+    if channels.axis < call.result.dim() - len(normalized_shape):
         return NotImplemented
     tracer.units.lock(channels.units, f"{tracer.place} takes statistics over all channels")
     return None
 
 
-def _prelu(tracer: Tracer, call: Call, input: Tensor, weight: Tensor) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return None
-    if weight.numel() == 1:
-        slopes = weight.detach().cpu()
-    else:
-        acting = tracer.act(weight, channels) if channels.axis == 1 else None
-        if acting is None:
-            return NotImplemented
-        slopes = acting.cpu()
+def _prelu(tracer: Tracer, call: Call, channels: Channels, weight: Tensor) -> Any:
+    acting = tracer.act(weight, channels) if weight.numel() > 1 and channels.axis == 1 else weight.detach()
+    if acting is None or (weight.numel() > 1 and channels.axis != 1):
+        return NotImplemented
     values = channels.constants
-    return channels.valued(values.where(values.isnan() | (values > 0), values * slopes))
-
-
-LAYER_RULES: dict[str, Rule] = {
-    "linear": _linear,
-    "conv1d": _conv,
-    "conv2d": _conv,
-    "conv3d": _conv,
-    "batch_norm": _batch_norm,
-    "instance_norm": _batch_norm,
-    "group_norm": _group_norm,
-    "layer_norm": _layer_norm,
-    "rms_norm": _layer_norm,
-    "prelu": _prelu,
-}
+    return channels.valued(values.where(values.isnan() | (values > 0), values * acting.cpu()))
 
 
 def reshaped(channels: Channels, before: Sequence[int], after: Sequence[int]) -> Channels | None:
@@ -242,99 +199,69 @@ def reshaped(channels: Channels, before: Sequence[int], after: Sequence[int]) ->
     return None
 
 
-def _reshape(tracer: Tracer, call: Call, input: Tensor, *sizes: Any, **options: Any) -> Any:
+def _reshape(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
     if not isinstance(call.result, Tensor):
         return NotImplemented
-    channels = tracer.channels(input)
-    if channels is None:
-        tracer.note_vector(call.result, input, unchanged=True)
-        return None
-    return reshaped(channels, input.shape, call.result.shape) or NotImplemented
+    return reshaped(channels, call.args[0].shape, call.result.shape) or NotImplemented
 
 
-def _same(tracer: Tracer, call: Call, input: Tensor, *args: Any, **options: Any) -> Any:
+def _same(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
     """Copies and conversions."""
-    tracer.note_vector(call.result, input, unchanged=True)
-    return tracer.channels(input)
+    return channels
 
 
-def _transpose(tracer: Tracer, call: Call, input: Tensor, dim0: int, dim1: int) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return None if tracer.note_vector(call.result, input, unchanged=True) else NotImplemented
-    one, other = dim0 % input.dim(), dim1 % input.dim()
+def _transpose(tracer: Tracer, call: Call, channels: Channels, dim0: int, dim1: int) -> Any:
+    one, other = dim0 % call.result.dim(), dim1 % call.result.dim()
     return channels.moved({one: other, other: one}.get(channels.axis, channels.axis))
 
 
-def _permute(tracer: Tracer, call: Call, input: Tensor, *dims: Any) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return None if tracer.note_vector(call.result, input, unchanged=True) else NotImplemented
+def _permute(tracer: Tracer, call: Call, channels: Channels, *dims: Any) -> Any:
     order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    return channels.moved([d % input.dim() for d in order].index(channels.axis))
+    return channels.moved([d % call.result.dim() for d in order].index(channels.axis))
 
 
-def _expand(tracer: Tracer, call: Call, input: Tensor, *sizes: Any) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return None if tracer.note_vector(call.result, input, unchanged=True) else NotImplemented
-    axis = channels.axis + call.result.dim() - input.dim()
+def _expand(tracer: Tracer, call: Call, channels: Channels, *_: Any) -> Any:
+    axis = channels.axis + call.result.dim() - call.args[0].dim()
     return channels.moved(axis) if call.result.shape[axis] == channels.units.numel() else NotImplemented
 
 
-def _getitem(tracer: Tracer, call: Call, input: Tensor, index: Any) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return None if tracer.note_vector(call.result, input, unchanged=True) else NotImplemented
+def _getitem(tracer: Tracer, call: Call, channels: Channels, index: Any) -> Any:
+    shape = call.args[0].shape
     entries = list(index) if isinstance(index, tuple) else [index]
     if not all(entry is None or entry is Ellipsis or isinstance(entry, int | slice) for entry in entries):
         return NotImplemented
     taken = sum(entry is not None and entry is not Ellipsis for entry in entries)
     at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
-    entries[at : at + 1] = [slice(None)] * (input.dim() - taken)
-    source, target = 0, 0
-    for entry in entries:
-        if entry is None:
-            target += 1
-            continue
-        if source == channels.axis:
-            whole = isinstance(entry, slice) and range(*entry.indices(input.shape[source])) == range(
-                input.shape[source]
-            )
-            return channels.moved(target) if whole else NotImplemented
-        source += 1
-        target += isinstance(entry, slice)
-    return NotImplemented
-
-
-def _pieces(tracer: Tracer, call: Call, input: Tensor, size: Any, dim: int = 0) -> Any:
-    channels = tracer.channels(input)
-    if channels is None or dim % input.dim() == channels.axis:
+    entries[at : at + 1] = [slice(None)] * (len(shape) - taken)
+    read = [i for i, entry in enumerate(entries) if entry is not None]  # the entry for each axis of the input
+    own = entries[read[channels.axis]]
+    if not isinstance(own, slice) or len(range(*own.indices(shape[channels.axis]))) != shape[channels.axis]:
         return NotImplemented
-    return channels
-
-
-def _unbind(tracer: Tracer, call: Call, input: Tensor, dim: int = 0) -> Any:
-    channels = tracer.channels(input)
-    if channels is None or dim % input.dim() == channels.axis:
+    if own.step not in (None, 1):
         return NotImplemented
-    return channels.moved(channels.axis - (dim % input.dim() < channels.axis))
+    return channels.moved(sum(not isinstance(entry, int) for entry in entries[: read[channels.axis]]))
+
+
+def _pieces(tracer: Tracer, call: Call, channels: Channels, size: Any, dim: int = 0) -> Any:
+    return NotImplemented if dim % call.args[0].dim() == channels.axis else channels
+
+
+def _unbind(tracer: Tracer, call: Call, channels: Channels, dim: int = 0) -> Any:
+    dim %= call.args[0].dim()
+    return NotImplemented if dim == channels.axis else channels.moved(channels.axis - (dim < channels.axis))
 
 
 def _cat(tracer: Tracer, call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     known = [tracer.channels(t) for t in tensors]
-    dim = dim % call.result.dim()
-    axes = {channels.axis for channels in known if channels is not None}
-    if len(axes) != 1:
+    present = [channels for channels in known if channels is not None]
+    if len({channels.axis for channels in present}) != 1:
         return NotImplemented
-    axis = axes.pop()
-    like = next(channels.constants for channels in known if channels is not None)
-    if dim == axis:
-        parts = [c or _fixed(tracer, t.shape[dim], like, torch.nan) for c, t in zip(known, tensors)]
-        return Channels(axis, torch.cat([c.units for c in parts]), torch.cat([c.constants for c in parts]))
-    if any(c is None for c in known):
+    first, *others = present
+    if dim % call.result.dim() == first.axis:
+        parts = [c or _fixed(tracer, t.shape[dim], first, torch.nan) for c, t in zip(known, tensors)]
+        return _joined(first.axis, parts)
+    if len(present) < len(known):
         return NotImplemented
-    first, *others = [c for c in known if c is not None]
     constants = first.constants
     for other in others:
         tracer.units.tie(first.units, other.units)
@@ -342,21 +269,22 @@ def _cat(tracer: Tracer, call: Call, tensors: Sequence[Tensor], dim: int = 0) ->
     return first.valued(constants)
 
 
-def _fixed(tracer: Tracer, count: int, like: Tensor, value: float) -> Channels:
+def _joined(axis: int, parts: Sequence[Channels]) -> Channels:
+    return Channels(axis, torch.cat([c.units for c in parts]), torch.cat([c.constants for c in parts]))
+
+
+def _fixed(tracer: Tracer, count: int, like: Channels, value: float) -> Channels:
     """Return channels that come from no layer and have to stay."""
     units = tracer.units.fresh(count)
     tracer.units.lock(units, f"{tracer.place} joins it to channels that cannot be removed")
-    return Channels(0, units, torch.full((count,), value, dtype=like.dtype))
+    return Channels(0, units, torch.full((count,), value, dtype=like.constants.dtype))
 
 
 def _pad(
-    tracer: Tracer, call: Call, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    tracer: Tracer, call: Call, channels: Channels, pad: Sequence[int], mode: str = "constant", value: Any = None
 ) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return NotImplemented
     fill = float(value or 0.0)
-    pairs = dict(zip(range(input.dim() - 1, -1, -1), zip(pad[::2], pad[1::2])))
+    pairs = dict(zip(range(call.result.dim() - 1, -1, -1), zip(pad[::2], pad[1::2])))
     before, after = pairs.pop(channels.axis, (0, 0))
     if mode == "constant" and any(size > 0 for pair in pairs.values() for size in pair):
         channels = channels.valued(channels.constants.where(channels.constants == fill, torch.nan))
@@ -364,40 +292,35 @@ def _pad(
         return channels
     if before < 0 or after < 0 or mode != "constant":
         return NotImplemented
-    first, last = (_fixed(tracer, count, channels.constants, fill) for count in (before, after))
-    units = torch.cat([first.units, channels.units, last.units])
-    return Channels(channels.axis, units, torch.cat([first.constants, channels.constants, last.constants]))
+    first, last = (_fixed(tracer, count, channels, fill) for count in (before, after))
+    return _joined(channels.axis, [first, channels, last])
 
 
-def _reduced(tracer: Tracer, call: Call, input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+def _reduced(tracer: Tracer, call: Call, channels: Channels, dim: Any = None, keepdim: bool = False) -> Any:
     """Means and extremes over other axes than that of the channels."""
-    channels = tracer.channels(input)
-    if channels is None or dim is None or not isinstance(call.result, Tensor):
+    if dim is None or not isinstance(call.result, Tensor):
         return NotImplemented
-    dims = {d % input.dim() for d in ([dim] if isinstance(dim, int) else dim)}
+    dims = {d % call.args[0].dim() for d in ([dim] if isinstance(dim, int) else dim)}
     if channels.axis in dims:
         return NotImplemented
     return channels.moved(channels.axis - (0 if keepdim else sum(d < channels.axis for d in dims)))
 
 
-def _summed(tracer: Tracer, call: Call, input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+def _summed(tracer: Tracer, call: Call, channels: Channels, dim: Any = None, keepdim: bool = False) -> Any:
     """Sums grow with the number of places, so only zero stays a constant."""
-    channels = _reduced(tracer, call, input, dim, keepdim)
-    return channels if channels is NotImplemented else channels.zero_only()
+    return _reduced(tracer, call, channels.zero_only(), dim, keepdim)
 
 
-def _pooled(tracer: Tracer, call: Call, input: Tensor, *args: Any, **options: Any) -> Any:
+def _pooled(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
     """Pooling and resizing act on each channel by itself and leave constants alone."""
-    channels = tracer.channels(input)
-    if channels is None or channels.axis != 1 or not isinstance(call.result, Tensor) or input.dim() < 3:
-        return NotImplemented
-    return channels
+    fits = channels.axis == 1 and isinstance(call.result, Tensor) and call.result.dim() > 2
+    return channels if fits else NotImplemented
 
 
 def _average_pooled(
     tracer: Tracer,
     call: Call,
-    input: Tensor,
+    channels: Channels,
     kernel_size: Any,
     stride: Any = None,
     padding: Any = 0,
@@ -405,55 +328,21 @@ def _average_pooled(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    channels = _pooled(tracer, call, input)
-    padded = any(padding) if isinstance(padding, list | tuple) else bool(padding)
-    if channels is not NotImplemented and ((padded and count_include_pad) or divisor_override):
-        return channels.zero_only()
-    return channels
+    changed = (_any(padding) and count_include_pad) or divisor_override
+    return _pooled(tracer, call, channels.zero_only() if changed else channels)
 
 
-SHAPE_RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        ("flatten", "view", "reshape", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"), _reshape
-    ),
-    **dict.fromkeys(
-        ("clone", "contiguous", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu"), _same
-    ),
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
-    "permute": _permute,
-    **dict.fromkeys(("expand", "expand_as"), _expand),
-    "__getitem__": _getitem,
-    **dict.fromkeys(("chunk", "split"), _pieces),
-    "unbind": _unbind,
-    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
-    "pad": _pad,
-    **dict.fromkeys(("mean", "amax", "amin"), _reduced),
-    "sum": _summed,
-    **dict.fromkeys(
-        [f"{kind}_pool{n}d" for kind in ("max", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)], _pooled
-    ),
-    **dict.fromkeys(("interpolate", "upsample"), _pooled),
-    **dict.fromkeys([f"avg_pool{n}d" for n in (1, 2, 3)], _average_pooled),
-}
-
-
-def _unary(tracer: Tracer, call: Call, input: Tensor, *args: Any, **options: Any) -> Any:
+def _unary(tracer: Tracer, call: Call, channels: Channels, *args: Any, **options: Any) -> Any:
     """The constants go through the very same function; NaN (varying) stays NaN."""
     if any(isinstance(a, Tensor) for a in (*args, *options.values())):
         return NotImplemented
-    channels = tracer.channels(input)
-    if channels is None:
-        return None if tracer.note_vector(call.result, input, unchanged=False) else NotImplemented
-    values = call.function(channels.constants.to(input, copy=True), *args, **options)
+    values = call.function(channels.constants.to(call.result, copy=True), *args, **options)
     return channels.valued(values.cpu().where(~channels.constants.isnan(), torch.nan))
 
 
 def _dropout(
-    tracer: Tracer, call: Call, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    tracer: Tracer, call: Call, channels: Channels, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
-    channels = tracer.channels(input)
-    if channels is None:
-        return NotImplemented
     return channels.zero_only() if training else channels
 
 
@@ -461,32 +350,30 @@ def _binary(tracer: Tracer, call: Call, input: Any, other: Any, *, alpha: float 
     """Elementwise functions of two tensors tie their channels; parameters of matching length are bound to them."""
     operands = (input, other)
     known = [tracer.channels(t) if isinstance(t, Tensor) else None for t in operands]
-    if not any(known) or not isinstance(call.result, Tensor):
-        return NotImplemented
-    rank = call.result.dim()
-    axes = {c.axis - t.dim() for c, t in zip(known, operands) if c is not None}
-    counts = {c.units.numel() for c in known if c is not None}
-    if len(axes) != 1 or len(counts) != 1 or call.result.shape[(axis := axes.pop())] != (count := counts.pop()):
-        return NotImplemented
     present = [c for c in known if c is not None]
+    if not present or not isinstance(call.result, Tensor):
+        return NotImplemented
+    first, axis, count = present[0], 0, present[0].units.numel()
+    axes = {c.axis - t.dim() for c, t in zip(known, operands) if c is not None}
+    if len(axes) != 1 or {c.units.numel() for c in present} != {count}:
+        return NotImplemented
+    axis = axes.pop()
+    if call.result.shape[axis] != count:
+        return NotImplemented
     if len(present) == 2:
         tracer.units.tie(present[0].units, present[1].units)
     values = [
-        item if channels is None and not isinstance(item, Tensor) else _values(tracer, item, channels, present[0], axis)
-        for item, channels in zip(operands, known)
+        _values(tracer, item, c, first, axis) if isinstance(item, Tensor) else item for item, c in zip(operands, known)
     ]
     if any(v is None for v in values):
-        tracer.units.lock(present[0].units, f"{tracer.place} combines it with channels that cannot be removed")
+        tracer.units.lock(first.units, f"{tracer.place} combines it with channels that cannot be removed")
         return None
     options = {key: call.kwargs[key] for key in ("alpha", "rounding_mode") if key in call.kwargs}
     result = call.function(*[v.clone() if isinstance(v, Tensor) else v for v in values], **options)
     if call.name.strip("_") in ("mul", "multiply", "rmul", "imul"):
-        # zero times anything is zero, also where the other factor varies
-        zero = torch.zeros(count, dtype=torch.bool)
-        for v in values:
-            zero |= v == 0 if isinstance(v, Tensor) else torch.tensor(v == 0)
-        result = result.masked_fill(zero, 0)
-    return Channels(rank + axis, present[0].units, result.to(present[0].constants))
+        for v in values:  # zero times anything is zero, also where the other factor varies
+            result = result.masked_fill(torch.as_tensor(v == 0), 0)
+    return Channels(call.result.dim() + axis, first.units, result.to(first.constants))
 
 
 def _values(tracer: Tracer, tensor: Tensor, channels: Channels | None, partner: Channels, axis: int) -> Tensor | None:
@@ -499,30 +386,82 @@ def _values(tracer: Tracer, tensor: Tensor, channels: Channels | None, partner: 
     if size == 1 and count > 1:
         is_number = tensor.numel() == 1 and tracer.name(tensor) is not None
         return tensor.detach().cpu().flatten().to(unknown).expand(count) if is_number else unknown
-    if tensor.numel() == size:
-        acting = tracer.act(tensor, partner)
-        if acting is not None:
-            return acting.cpu().to(unknown)
-    name = tracer.own(tensor)
-    if name is None:
+    acting = tracer.act(tensor, partner) if tensor.numel() == size else None
+    if acting is not None:
+        return acting.cpu().to(unknown)
+    if id(tensor) not in tracer.names:
         return None
-    tracer.bind(name, tensor.dim() + axis, partner.units)
+    tracer.bind(tracer.names[id(tensor)], tensor.dim() + axis, partner.units)
     return unknown
 
 
-_ACTIVATIONS = (
-    "relu relu6 leaky_relu rrelu elu selu celu gelu silu mish sigmoid logsigmoid hardsigmoid hardswish hardtanh tanh "
-    "softplus softsign tanhshrink hardshrink softshrink threshold"
-)
-_FUNCTIONS = "neg abs exp expm1 log log1p sqrt rsqrt square reciprocal sin cos erf clamp clip clamp_min clamp_max"
-_PAIRS = "add sub subtract mul multiply div divide true_divide maximum minimum pow"
+_PAIRS = "add sub subtract mul multiply div divide true_divide maximum minimum pow max min"
 _OPERATORS = "add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv div rdiv idiv pow rpow ipow"
 
-POINTWISE_RULES: dict[str, Rule] = {
-    **dict.fromkeys((_ACTIVATIONS + " " + _FUNCTIONS).split(), _unary),
-    **dict.fromkeys(
-        ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d"), _dropout
-    ),
-    **dict.fromkeys([*_PAIRS.split(), "max", "min"], _binary),
+RULES: dict[str, Rule] = {
+    "linear": _linear,
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
+    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
+    **dict.fromkeys(_PAIRS.split(), _binary),
     **{f"__{name}__": _binary for name in _OPERATORS.split()},
 }
+
+_COPIES = "clone contiguous detach to type type_as float double half bfloat16 cpu"
+_MOVES = (
+    "flatten view reshape unflatten squeeze unsqueeze view_as reshape_as transpose swapaxes swapdims permute expand expand_as "
+    "__getitem__"
+)
+_ELEMENTWISE = (
+    "relu relu6 leaky_relu rrelu elu selu celu gelu silu mish sigmoid logsigmoid hardsigmoid hardswish hardtanh tanh "
+    "softplus softsign tanhshrink hardshrink softshrink threshold neg abs exp expm1 log log1p sqrt rsqrt square reciprocal "
+    "sin cos erf clamp clip clamp_min clamp_max"
+)
+_DROPOUTS = "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d"
+COPIES, MOVES, ELEMENTWISE = _COPIES.split(), _MOVES.split(), _ELEMENTWISE.split()
+"""Functions that give the numbers they are given, in another shape perhaps, and functions of each number."""
+
+ALONG: dict[str, Rule] = {
+    **dict.fromkeys(("batch_norm", "instance_norm"), _batch_norm),
+    "group_norm": _group_norm,
+    **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
+    "prelu": _prelu,
+    **dict.fromkeys(MOVES, _reshape),
+    **dict.fromkeys(COPIES, _same),
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
+    "permute": _permute,
+    **dict.fromkeys(("expand", "expand_as"), _expand),
+    "__getitem__": _getitem,
+    **dict.fromkeys(("chunk", "split"), _pieces),
+    "unbind": _unbind,
+    "pad": _pad,
+    **dict.fromkeys(("mean", "amax", "amin"), _reduced),
+    "sum": _summed,
+    **dict.fromkeys([f"{k}_pool{n}d" for k in ("max", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)], _pooled),
+    **dict.fromkeys(("interpolate", "upsample"), _pooled),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _average_pooled),
+    **dict.fromkeys(ELEMENTWISE, _unary),
+    **dict.fromkeys(_DROPOUTS.split(), _dropout),
+}
+
+_SAME = {"axis": "dim", "use_input_stats": "training"}  # names of arguments that mean the same
+
+
+def apply(tracer: Tracer, call: Call) -> Any:
+    """Return what the rule of a called function gives, or NotImplemented."""
+    name = call.name if call.name.startswith("__") else call.name.rstrip("_")
+    source, given = next(iter(call.args), None), call.args
+    rule = RULES.get(name)
+    if name in ALONG and isinstance(source, Tensor):
+        rule, channels = ALONG[name], tracer.channels(source)
+        if channels is None:
+            copied, changed = name in COPIES or name.endswith("_as"), name in ELEMENTWISE
+            follows = copied or changed or name in MOVES
+            known = follows and tracer.note_vector(call.result, source, unchanged=not changed)
+            return None if known or copied else NotImplemented
+        given = (channels, *given[1:])
+    kwargs = {_SAME.get(key, key): value for key, value in call.kwargs.items()}
+    try:
+        bound = None if rule is None else inspect.signature(rule).bind(tracer, call, *given, **kwargs)
+    except TypeError:
+        bound = None
+    return NotImplemented if bound is None or rule is None else rule(*bound.args, **bound.kwargs)

@@ -1,6 +1,7 @@
 """From a traced network to what can be removed: the form, the constants to fold, tied layers, and what is kept and why."""
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,11 +12,10 @@ from torch import Tensor, nn
 from choral.base.batches import Batch
 from choral.base.errors import InputError, did_you_mean
 from choral.compaction.form import SIZES, Form
-from choral.compaction.rules import LAYER_RULES, POINTWISE_RULES, SHAPE_RULES
-from choral.compaction.tracer import Tracer, Use
+from choral.compaction.rules import apply
+from choral.compaction.tracer import Tracer
 from choral.masks import expand_neurons
 
-RULES = {**LAYER_RULES, **SHAPE_RULES, **POINTWISE_RULES}
 Example: TypeAlias = Batch | tuple[Any, ...]
 _VARIES = "it is not constant"
 
@@ -91,16 +91,12 @@ def runs(network: nn.Module, example: Example) -> Any:
         raise InputError(f"example_input: the network does not run on it: {type(error).__name__}: {error}") from error
 
 
-def _own(module: nn.Module, name: str) -> nn.Parameter | None:
-    return dict(module.named_parameters(recurse=False)).get(name)
-
-
 def checked(network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the keep-vectors as bool; raises InputError for a layer that does not exist or has another width."""
     modules = dict(network.named_modules())
     result: dict[str, Tensor] = {}
     for layer, vector in keep.items():
-        weight = _own(modules[layer], "weight") if layer in modules else None
+        weight = modules[layer]._parameters.get("weight") if layer in modules else None
         if weight is None:
             raise InputError(
                 f"keep names {layer!r}, which is not a layer with a weight of its own.{did_you_mean(layer, modules)}"
@@ -118,8 +114,8 @@ def masked(network: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
     copied = copy.deepcopy(network)
     with torch.no_grad():
         for layer, vector in keep.items():
-            module = copied.get_submodule(layer)
-            for parameter in (_own(module, "weight"), _own(module, "bias")):
+            own = copied.get_submodule(layer)._parameters
+            for parameter in (own.get("weight"), own.get("bias")):
                 if parameter is not None:
                     parameter[~vector.to(parameter.device)] = 0
     return copied
@@ -133,7 +129,7 @@ def traced(network: nn.Module, keep: Mapping[str, Tensor], example: Example, *, 
     for layer, vector in keep.items():
         name = canonical[_weight(layer)]
         dead[name] = dead.get(name, torch.zeros_like(vector)) | ~vector
-    tracer = Tracer(watched, dead=dead, rules=RULES, silence=silence)
+    tracer = Tracer(watched, dead=dead, rules=apply, silence=silence)
     try:
         with tracer:
             outputs = run(watched, example)
@@ -179,13 +175,17 @@ def solve(
             wanted[roots[units[~keep[layer]]]] = True
             if refused and layer in refused:
                 stay(units[~keep[layer]], refused[layer])
-    for units, reason in tracer.units.locks():
+    for units, reason in tracer.units.locks:
         stay(units, reason)
-    _check_uses(tracer, stay)
+    readings = Counter(use.weight for use in tracer.uses)
+    for use in tracer.uses:
+        stay(use.units[use.constants.isnan()], f"{_VARIES} where {use.weight} reads it")
+        if readings[use.weight] > 1:
+            stay(use.units[use.emitting], f"it emits a constant, and {use.weight} is used more than once")
     for root in reasons:
         wanted[root] = False
     for use in tracer.uses:
-        if not _takes_constants(use) and bool((wanted[roots[use.units]] & _constant(use)).any()):
+        if not use.takes_constants and bool((wanted[roots[use.units]] & use.emitting).any()):
             carrier = use.units[use.constants.nan_to_num(0.0).abs().argmax()]
             wanted[roots[carrier]] = False
             stay(carrier, f"it carries the constants that others emit into {use.weight}")
@@ -194,78 +194,41 @@ def solve(
             wanted[roots[units[0]]] = False
             stay(units[:1], f"{name} needs at least one channel")
     gone = wanted[roots]
-    kept, removed = _account(keep, rows, roots, gone, reasons, tracer, canonical)
-    return Solution(_form(network, tracer, gone), _folds(tracer, gone), kept, removed)
+    kept = [found for layer in keep for found in _kept(layer, keep, rows, roots, gone, reasons, tracer)]
+    removed = {_layer(name): int(gone[units].sum()) for name, units in tracer.rows.items() if bool(gone[units].any())}
+    return Solution(_form(network, tracer, gone), _folds(tracer, gone), tuple(kept), removed)
 
 
-def _takes_constants(use: Use) -> bool:
-    """Return whether the bias of a layer can take over the constants it reads."""
-    return use.bias is not None and not use.padded
-
-
-def _constant(use: Use) -> Tensor:
-    return ~use.constants.isnan() & (use.constants != 0)
-
-
-def _check_uses(tracer: Tracer, stay: Any) -> None:
-    readings = [use.weight for use in tracer.uses]
-    for use in tracer.uses:
-        stay(use.units[use.constants.isnan()], f"{_VARIES} where {use.weight} reads it")
-        if readings.count(use.weight) > 1:
-            stay(use.units[_constant(use)], f"it emits a constant, and {use.weight} is used more than once")
-
-
-def _account(
+def _kept(
+    layer: str,
     keep: Mapping[str, Tensor],
     rows: Mapping[str, Tensor | None],
     roots: Tensor,
     gone: Tensor,
     reasons: Mapping[int, str],
     tracer: Tracer,
-    canonical: Mapping[str, str],
-) -> tuple[tuple[Kept, ...], dict[str, int]]:
-    """Return what stays, layer by layer and reason by reason, and how many channels go."""
-    kept: list[Kept] = []
-    removed: dict[str, int] = {}
-    alive = _alive(keep, rows, roots, tracer)
-    for layer, units in rows.items():
-        dead = (~keep[layer]).nonzero().flatten()
-        if units is None:
-            why = tracer.elsewhere.get(canonical[_weight(layer)], "no linear map or convolution with it was seen")
-            if dead.numel():
-                kept.append(Kept(layer, tuple(dead.tolist()), why))
-            continue
-        by_reason: dict[str, list[int]] = {}
-        tied: list[int] = []
-        partners: dict[str, None] = {}
-        for channel in dead[~gone[units[dead]]].tolist():
-            root = int(roots[units[channel]])
-            if reasons[root].startswith(_VARIES) and root in alive:
-                tied.append(channel)
-                partners |= dict.fromkeys(alive[root])
-            else:
-                by_reason.setdefault(reasons[root], []).append(channel)
-        if tied:
-            names = ", ".join(list(partners)[:3]) + (f" and {len(partners) - 3} more" if len(partners) > 3 else "")
-            by_reason[f"it can only go together with live channels of {names}"] = tied
-        kept += [Kept(layer, tuple(channels), why) for why, channels in by_reason.items()]
-    for weight, units in tracer.rows.items():
-        if bool(gone[units].any()):
-            removed[weight.removesuffix("weight").removesuffix(".")] = int(gone[units].sum())
-    return tuple(kept), removed
+) -> list[Kept]:
+    """Return the channels of a layer that were asked to go and stay, reason by reason."""
+    dead, units = (~keep[layer]).nonzero().flatten(), rows[layer]
+    if units is None:
+        why = tracer.elsewhere.get(_weight(layer), "no linear map or convolution with it was seen")
+        return [Kept(layer, tuple(dead.tolist()), why)] if dead.numel() else []
+    layers = {id(own): name for name, own in rows.items()}
+    alive: dict[int, str] = {}  # a layer that has a live channel in a unit
+    for weight, own in tracer.rows.items():
+        live = own[keep[layers[id(own)]]] if id(own) in layers else own
+        alive |= dict.fromkeys(roots[live].tolist(), _layer(weight)) | alive
+    by_reason: dict[str, list[int]] = {}
+    for channel in dead[~gone[units[dead]]].tolist():
+        root = int(roots[units[channel]])
+        tied = root in alive and reasons[root].startswith(_VARIES)
+        why = f"it can only go together with live channels of {alive[root]}" if tied else reasons[root]
+        by_reason.setdefault(why, []).append(channel)
+    return [Kept(layer, tuple(channels), why) for why, channels in by_reason.items()]
 
 
-def _alive(
-    keep: Mapping[str, Tensor], rows: Mapping[str, Tensor | None], roots: Tensor, tracer: Tracer
-) -> dict[int, list[str]]:
-    """Return the layers that have a live channel in a unit."""
-    layers = {id(units): layer for layer, units in rows.items()}
-    alive: dict[int, list[str]] = {}
-    for weight, units in tracer.rows.items():
-        layer = layers.get(id(units))
-        for root in roots[units if layer is None else units[keep[layer]]].unique().tolist():
-            alive.setdefault(root, []).append(weight.removesuffix(".weight"))
-    return alive
+def _layer(weight: str) -> str:
+    return weight.removesuffix("weight").removesuffix(".")
 
 
 def _folds(tracer: Tracer, gone: Tensor) -> tuple[Fold, ...]:
@@ -274,10 +237,10 @@ def _folds(tracer: Tracer, gone: Tensor) -> tuple[Fold, ...]:
         channels = (gone[use.units] & (use.constants != 0)).nonzero().flatten()
         if not channels.numel():
             continue
-        if _takes_constants(use):
+        if use.takes_constants:
             folds.append(Fold(use.weight, use.bias, channels, use.constants[channels]))
         else:
-            carrier = int(use.constants.where(_constant(use) & ~gone[use.units], 0.0).abs().argmax())
+            carrier = int(use.constants.where(use.emitting & ~gone[use.units], 0.0).abs().argmax())
             folds.append(Fold(use.weight, None, channels, use.constants[channels] / use.constants[carrier], carrier))
     return tuple(folds)
 
@@ -301,7 +264,7 @@ def _attributes(
 ) -> dict[str, int]:
     """Return the new sizes of a layer, under the names by which it states them."""
     stated = {name: size for name, size in vars(module).items() if isinstance(size, int)}
-    weight = _own(module, "weight")
+    weight = module._parameters.get("weight")
     cut = axes.get(_weight(owner), {})
     sizes: dict[str, int] = {}
     before, after = 0, 0

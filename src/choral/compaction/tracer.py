@@ -6,10 +6,9 @@ result. A function without a rule locks the channels it reads. So whatever a net
 counts as removable only after every step it goes through was understood.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ class Units:
 
     def __init__(self) -> None:
         self._parents: list[int] = []
-        self._locks: list[tuple[Tensor, str]] = []
+        self.locks: list[tuple[Tensor, str]] = []  # in the order of execution
 
     def fresh(self, count: int) -> Tensor:
         """Return new units, each on its own."""
@@ -70,25 +69,20 @@ class Units:
 
     def lock(self, units: Tensor, reason: str) -> None:
         """Never remove these units."""
-        self._locks.append((units.unique(), reason))
+        self.locks.append((units.unique(), reason))
 
     def roots(self) -> Tensor:
         """Return for every unit the first unit it is tied to, (unit,)."""
         return torch.tensor([self._root(i) for i in range(len(self._parents))], dtype=torch.long)
 
-    def locks(self) -> Iterable[tuple[Tensor, str]]:
-        """Return the locked units with their reasons, in the order of execution."""
-        return self._locks
-
 
 Rule = Callable[..., Any]
+Rules = Callable[["Tracer", "Call"], Any]
 
-_SAME = {"axis": "dim", "use_input_stats": "training"}  # names of arguments that mean the same
 _MUTATING = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__setitem__")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a torch function and its result."""
 
     function: Callable[..., Any]
@@ -116,6 +110,16 @@ class Use:
     bias: str | None
     padded: bool
 
+    @property
+    def takes_constants(self) -> bool:
+        """Whether the layer's bias can take over the constants it reads."""
+        return self.bias is not None and not self.padded
+
+    @property
+    def emitting(self) -> Tensor:
+        """Which channels emit a constant other than zero, (channel,)."""
+        return ~self.constants.isnan() & (self.constants != 0)
+
 
 def tensors_in(item: Any) -> Iterator[Tensor]:
     """Return every tensor in nested lists, tuples and dicts."""
@@ -135,7 +139,7 @@ class Tracer(TorchFunctionMode):
     Args:
         network: the network that will run; hooks for the names of its modules stay on it, so give a copy.
         dead: rows known to be zero, (output channel,) by weight name.
-        rules: what is known of each function, by name.
+        rules: applies what is known of a function to a call of it; NotImplemented if nothing is.
         silence: pretend that parameters which act on single channels (norm scales and shifts) are zero where the
             channel is a constant, and collect them in `silenced`.
 
@@ -149,9 +153,7 @@ class Tracer(TorchFunctionMode):
         silenced: False where a parameter would be silenced, (channel,) by name.
     """
 
-    def __init__(
-        self, network: nn.Module, *, dead: Mapping[str, Tensor], rules: Mapping[str, Rule], silence: bool = False
-    ):
+    def __init__(self, network: nn.Module, *, dead: Mapping[str, Tensor], rules: Rules, silence: bool = False):
         super().__init__()
         self.units = Units()
         self.bound: dict[tuple[str, int], Tensor] = {}
@@ -164,7 +166,7 @@ class Tracer(TorchFunctionMode):
         self._rules = rules
         self._silence = silence
         own = [*network.named_parameters(), *network.named_buffers()]
-        self._names = {id(t): n for n, t in own}
+        self.names = {id(t): n for n, t in own}  # of parameters and buffers
         self._shapes = {n: t.shape for n, t in own}
         self._parameters = {n for n, _ in network.named_parameters()}
         self._modules: list[str] = [""]
@@ -216,34 +218,17 @@ class Tracer(TorchFunctionMode):
                 self._lock(read, f"{call.name} in {self.place} reads its value")
             return
         self._bound_now = set()
-        known = self._apply_rule(call)
+        known = self._rules(self, call)
         if known is NotImplemented:
-            reason = f"it cannot be followed through {call.name.strip('_')} in {self.place}"
-            self._lock(read, reason)
+            self._lock(read, f"it cannot be followed through {call.name.strip('_')} in {self.place}")
             known = None
         for name in named:
             if name not in self._bound_now:
                 self.elsewhere.setdefault(name, f"{call.name.strip('_')} in {self.place} uses {name}")
         if mutated is not None:
             self._forget_aliases(mutated)
-        if isinstance(known, list):
-            for result, channels in zip(results, known, strict=True):
-                self._note(result, channels)
-        else:
-            for result in results:
-                self._note(result, known)
-
-    def _apply_rule(self, call: Call) -> Any:
-        name = call.name.rstrip("_") if not call.name.startswith("__") else call.name
-        rule = self._rules.get(name)
-        if rule is None:
-            return NotImplemented
-        kwargs = {_SAME.get(key, key): value for key, value in call.kwargs.items()}
-        try:
-            bound = inspect.signature(rule).bind(self, call, *call.args, **kwargs)
-        except TypeError:
-            return NotImplemented
-        return rule(*bound.args, **bound.kwargs)
+        for result in results:
+            self._note(result, known)
 
     @staticmethod
     def _mutates(call: Call) -> bool:
@@ -273,18 +258,14 @@ class Tracer(TorchFunctionMode):
         """Return the name of a parameter or buffer, or of the one this tensor is only another shape of."""
         if not isinstance(tensor, Tensor):
             return None
-        return self._names.get(id(tensor)) or self._vectors.get(id(tensor), (None, None, False))[1]
-
-    def own(self, tensor: Any) -> str | None:
-        """Return the name of a tensor that is a parameter or buffer itself."""
-        return self._names.get(id(tensor))
+        return self.names.get(id(tensor)) or self._vectors.get(id(tensor), (None, None, False))[1]
 
     def vector(self, tensor: Tensor) -> tuple[str, bool] | None:
         """Return the name of a parameter with one long axis that a tensor holds, and whether unchanged in value."""
         if sum(size > 1 for size in tensor.shape) > 1:
             return None
-        if id(tensor) in self._names:
-            return self._names[id(tensor)], True
+        if id(tensor) in self.names:
+            return self.names[id(tensor)], True
         held = self._vectors.get(id(tensor))
         return None if held is None else held[1:]
 

@@ -330,7 +330,7 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predi
 
 def histograms(prediction: Predictive, other: Predictive | None = None) -> dict[str, Any]:
     """Return shares of rows by entropy or standard deviation, in bins of equal ratio, in and out of distribution."""
-    name, inside, _ = prediction.sureness()
+    name, inside = prediction.sureness()
     sets = {"in": inside, **({} if other is None else {"out": other.sureness()[1]})}
     both = torch.cat(list(sets.values())).double()
     high = max(float(both.max()), 1e-12)

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import logging
-import math
 import operator
 import threading
 import warnings
@@ -25,11 +24,12 @@ from torch.distributions import Distribution
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import InputError
-from choral.calibration import ConformalLabels, ConformalQuantile, ConformalResidual, ConformalSets
+from choral.calibration import ConformalLabels, ConformalQuantile
+from choral.calibration.conformal import Conformal
 from choral.data.inputs import Normalize
 from choral.engine.files import write_bytes
 from choral.engine.task import Task
-from choral.predictions import Prediction, Predictive, QuantileRegression, Regression
+from choral.predictions import Mixture, Prediction, Predictive, QuantileRegression
 
 if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
@@ -39,21 +39,13 @@ ABOUT = "choral.json"
 _ALONE = threading.Lock()
 _TRACED, _TRIED = 5, 64  # rows that the graph is made with, and tried on
 _CLOSE = 1e-4  # of the largest value; a runtime rounds in its own way
-_HALVINGS = 40  # of the bracket around a quantile
 
 Run = Callable[[Batch], dict[str, Tensor]]
 """A graph ready to be run, outputs by name."""
 
 
 class Program(nn.Module):
-    """The whole prediction as one module.
-
-    Args:
-        ensemble: whose members and corrections it holds.
-        task: of the ensemble's evaluation: structure and transforms.
-        drawn: whether networks draw when they predict.
-        members: whether what each member predicts is an output too.
-    """
+    """The whole prediction of an ensemble as one module; `drawn` if networks draw when they predict, `members` to return theirs too."""
 
     def __init__(self, ensemble: "Ensemble", task: Task, *, drawn: bool, members: bool):
         super().__init__()
@@ -92,14 +84,9 @@ def outputs_of(found: Predictive, target: tuple[int, ...] | None, *, members: bo
     Numbers: mean, std with std² = aleatoric + epistemic, and of a conformal rule or fitted quantiles lower and upper.
 
     Sets of classes take no random share, since that follows from the last bit of the probabilities: they hold the sets of `predict` and
-    at most one class more, so they cover what is promised.
-
-    Args:
-        found: the corrected predictive distribution.
-        target: the shape of one target.
-        members: whether to add what each member predicts (row, member, ...).
+    at most one class more, so they cover what is promised. `members` adds what each member predicts (row, member, ...).
     """
-    shown = Prediction(found, target)
+    shown, rule = Prediction(found, target), found.conformal
     if "probs" in found.offers:
         named = {"probs": shown.probs, "entropy": shown.entropy}
         split = {"epistemic": shown.mutual_information, "aleatoric": shown.expected_entropy}
@@ -107,84 +94,27 @@ def outputs_of(found: Predictive, target: tuple[int, ...] | None, *, members: bo
     else:
         named = {"mean": shown.mean, "std": shown.std}
         split = {"epistemic": shown._like_y(found.epistemic), "aleatoric": shown._like_y(found.aleatoric)}
-    named |= split | {name: shown._like_y(ends) for name, ends in _interval(found).items()}
-    if isinstance(found.conformal, ConformalSets | ConformalLabels):
-        named["set"] = _set(found)
-    if members:
-        named["members"] = _by_member(found, shown)
-    return named
-
-
-def _by_member(found: Predictive, shown: Prediction) -> Tensor:
-    """Return what each member predicts (row, member, ...), its draws averaged by their weights."""
-    each = []
-    for rows in found.rows_by_member():
-        weights = [1.0 if found.weights is None else found.weights[i] for i in rows]
-        if not sum(weights):  # a member that does not count is described by all its draws
-            weights = [1.0] * len(rows)
-        each.append(sum(found.member_values[i] * (w / sum(weights)) for i, w in zip(rows, weights)))
-    return shown._like_y(torch.stack(each), before=2).movedim(0, 1).clone()  # type: ignore[arg-type]  # sums of tensors
-
-
-def _set(found: Any) -> Tensor:
-    """Return conformal sets by operations that a graph has."""
-    rule, probs = found.conformal, found.probs.double()
-    if isinstance(rule, ConformalLabels):
-        return rule.apply(probs)
-    if rule.threshold is None:
-        return probs >= 0
-    scores = _scores(probs, rule)
-    inside = scores <= rule.threshold
-    return inside | (probs >= probs.max(-1, keepdim=True).values) if rule.keeps_top else inside
-
-
-def _scores(probs: Tensor, rule: ConformalSets) -> Tensor:
-    shares = torch.full_like(probs[:, :1], 0.0 if rule.randomized else 1.0)
-    ordered, order = probs.topk(probs.shape[-1], dim=-1)
-    ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype)
-    before = ordered.cumsum(-1) - ordered
-    scores = before + shares * ordered + rule.penalty * (ranks - rule.free_classes).clamp_min(0.0)
-    return torch.zeros_like(scores).scatter(-1, order, scores)
-
-
-def _interval(found: Any) -> dict[str, Tensor]:
-    """Return the ends of the conformal interval, or of fitted quantiles, by operations that a graph has; nothing without either."""
-    rule = found.conformal
-    if isinstance(rule, ConformalResidual):
-        half = _thresholds(rule) * (found.std.double() if rule.scaled else 1.0)
-        return {"lower": found.mean.double() - half, "upper": found.mean.double() + half}
-    if isinstance(found, QuantileRegression):
-        lower, upper = (ends.double() for ends in found.interval())
-    elif not isinstance(rule, ConformalQuantile):
-        return {}
-    elif isinstance(found, Regression):
-        tail = 0.5 * (1 - rule.level)
-        lower, upper = (_quantile(found, level).double() for level in (tail, 1 - tail))
-    else:
+    named |= split
+    if "probs" in found.offers and rule is not None:
+        named["set"] = _set(rule, found)
+    elif isinstance(rule, ConformalQuantile) and isinstance(found, Mixture):
         raise InputError(
             "conformal='quantile' needs the quantiles of this likelihood's mixture, which no graph can compute; calibrate with "
             "conformal='scaled' or 'residual'."
         )
-    if rule is None:
-        return {"lower": lower, "upper": upper}
-    shift, middle = _thresholds(rule), 0.5 * (lower + upper)
-    return {"lower": torch.minimum(lower - shift, middle), "upper": torch.maximum(upper + shift, middle)}
+    elif rule is not None or isinstance(found, QuantileRegression):
+        named |= dict(zip(("lower", "upper"), shown.interval() if rule is None else shown.conformal_interval()))
+    if members:
+        named["members"] = shown.members.movedim(0, 1).clone()
+    return named
 
 
-def _thresholds(rule: ConformalResidual | ConformalQuantile) -> Tensor:
-    return torch.tensor([math.inf if t is None else t for t in rule.thresholds], dtype=torch.float64)
-
-
-def _quantile(found: Regression, level: float) -> Tensor:
-    """Return a quantile of a Gaussian mixture by halving a bracket so many times."""
-    means, scales = found.member_means, found.member_variances.sqrt()
-    each = means + scales * math.sqrt(2) * float(torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)))
-    low, high = each.amin(0), each.amax(0)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        below = found.average(0.5 * (1 + torch.erf((middle - means) / (scales * math.sqrt(2))))) < level
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return 0.5 * (low + high)
+def _set(rule: Any, found: Any, by: float = 0.0) -> Tensor:
+    """Return conformal sets by operations that a graph has, with thresholds moved `by` some score."""
+    probs = found.probs.double()
+    if isinstance(rule, ConformalLabels):
+        return replace(rule, thresholds=tuple(t and t + by for t in rule.thresholds)).apply(probs)
+    return replace(rule, threshold=rule.threshold and rule.threshold + by).inside(probs, 1.0 - rule.randomized)
 
 
 def export(ensemble: "Ensemble", path: Path, x: Batch | None, *, members: bool = False) -> None:
@@ -223,8 +153,7 @@ def describe(ensemble: "Ensemble") -> dict[str, Any]:
     """Return what an exported file says about itself: method, task, versions, the level of its intervals or sets, and a digest."""
     from choral import __version__
 
-    rules = ConformalSets | ConformalLabels | ConformalResidual | ConformalQuantile
-    table, levels = ensemble.table, [value.level for value in ensemble.posthoc if isinstance(value, rules)]
+    table, levels = ensemble.table, [value.level for value in ensemble.posthoc if isinstance(value, Conformal)]
     classes = table.classes if table is not None and table.classes else ()
     return {
         "method": ensemble.recipe.name,
@@ -371,7 +300,9 @@ def _saved_onnx(program: Any, x: Batch, about: dict[str, Any]) -> tuple[bytes, R
     names, outputs = input_names(x), [*program.module()(x)]
     try:
         with _quietly(), contextlib.redirect_stdout(io.StringIO()):
-            known = program.run_decompositions({torch.ops.aten.softplus.default: _softplus})
+            known = program.run_decompositions(
+                {torch.ops.aten.softplus.default: _softplus, torch.ops.aten.erf.default: _erf}
+            )
             found: Any = torch.onnx.export(known, (), dynamo=True, verbose=False)
         _name(found.model.graph, names, outputs)
         model = found.model_proto
@@ -400,6 +331,11 @@ def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     return x.clamp_min(0) + torch.log(1 + torch.exp(-beta * x.abs())) / beta
 
 
+def _erf(x: Tensor) -> Tensor:
+    """Return the error function by what onnxruntime has for float64 too, exact to 1e-7."""
+    return torch.erf(x.float()).double() if x.dtype == torch.float64 else NotImplemented
+
+
 def _name(graph: Any, inputs: list[str], outputs: list[str]) -> None:
     """Give the inputs and outputs of an ONNX graph their names, and other ones to values within it."""
     for number, value in enumerate(value for node in graph for value in node.outputs):
@@ -415,15 +351,10 @@ def _first_line(error: BaseException) -> str:
 def _check(found: dict[str, Tensor], ensemble: "Ensemble", x: Batch, *, members: bool) -> None:
     """Raise InputError if a graph gives something else than the ensemble predicts."""
     expected = ensemble._predictive(x)
-    shown = Prediction(expected, ensemble._interface.target)
     named = outputs_of(expected, ensemble._interface.target, members=members)
-    if "lower" in named and expected.conformal is not None:
-        named |= dict(zip(("lower", "upper"), shown.conformal_interval()))
-    if members:
-        named["members"] = shown.members.movedim(0, 1)
     for name, right in named.items():
         if right.dtype == torch.bool:
-            near, far = (_set(_shifted(expected, by)) for by in (-_CLOSE, _CLOSE))
+            near, far = (_set(expected.conformal, expected, by) for by in (-_CLOSE, _CLOSE))
             wrong = (near & ~found[name]) | (found[name] & ~far)  # a score at the threshold may round to either side
             distance, right = wrong.double().max(), near.double()
         else:
@@ -435,11 +366,3 @@ def _check(found: dict[str, Tensor], ensemble: "Ensemble", x: Batch, *, members:
                 f"the graph's {name} differs by {float(distance):.2g} from what the ensemble predicts: forward draws, or does something else for "
                 "other rows; ensemble.save writes every ensemble."
             )
-
-
-def _shifted(found: Any, by: float) -> Any:
-    """Return a prediction whose sets have another threshold."""
-    rule = found.conformal
-    if isinstance(rule, ConformalLabels):
-        return replace(found, conformal=replace(rule, thresholds=tuple(t and t + by for t in rule.thresholds)))
-    return replace(found, conformal=replace(rule, threshold=rule.threshold and rule.threshold + by))

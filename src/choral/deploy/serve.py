@@ -14,12 +14,12 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -71,42 +71,26 @@ class Limits:
     timeout: float = 30.0
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output of a model: its name, type by the protocol, and shape of one row (None for an open size)."""
+class Tensor(TypedDict):
+    """An input or output of a model as the protocol describes it; -1 in the shape is an open size."""
 
     name: str
     datatype: str
-    row: tuple[int | None, ...]
+    shape: list[int]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as the protocol describes it."""
-        shape = [-1, *(-1 if n is None else n for n in self.row)]
-        return {"name": self.name, "datatype": self.datatype, "shape": shape}
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether an array of a shape holds rows of it."""
-        same = len(shape) == len(self.row) + 1
-        return same and shape[0] > 0 and all(n is None or n == given for n, given in zip(self.row, shape[1:]))
+def _tensor(name: str, datatype: str, row: Iterable[Any]) -> Tensor:
+    return {"name": name, "datatype": datatype, "shape": [-1, *(n if isinstance(n, int) else -1 for n in row)]}
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is served.
-
-    Args:
-        name: in the protocol's paths.
-        about: the description of an exported file.
-        inputs: what it reads.
-        outputs: what it returns.
-        run: answers a batch; may raise anything.
-        table: how rows of a table become numbers, if it was fitted on one.
-    """
+    """What is served: its name in paths, its description, what it reads and returns, what answers a batch, and the table it was fitted on."""
 
     name: str
     about: dict[str, Any]
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
     run: Callable[[Arrays], Arrays]
     table: Table | None
 
@@ -121,28 +105,26 @@ def load_model(path: Path) -> Model:
 def _onnx(path: Path) -> Model:
     try:
         import onnxruntime
-    except ImportError as error:
-        raise InputError("serving an .onnx needs onnxruntime; pip install 'choral[onnx,serve]'.") from error
-    try:
+
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         about = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
+    except ImportError as error:
+        raise InputError("serving an .onnx needs onnxruntime; pip install 'choral[onnx,serve]'.") from error
     except Exception as error:  # onnxruntime raises errors of its own
         raise RunError(f"{path} is no model that ensemble.export wrote ({str(error)[:200]}).") from error
-    names = {"float16": "FP16", "float": "FP32", "double": "FP64", "bool": "BOOL"}
+    kinds = {"float16": "FP16", "float": "FP32", "double": "FP64"}
 
-    def tensor(value: Any) -> Tensor:
-        kind = value.type.removeprefix("tensor(").removesuffix(")")
-        row = tuple(n if isinstance(n, int) else None for n in value.shape[1:])
-        return Tensor(value.name, names.get(kind, kind.upper()), row)
+    def described(values: Any) -> list[Tensor]:
+        types = [value.type.removeprefix("tensor(").removesuffix(")") for value in values]
+        return [_tensor(v.name, kinds.get(t, t.upper()), v.shape[1:]) for v, t in zip(values, types)]
 
-    outputs = tuple(map(tensor, session.get_outputs()))
+    outputs = described(session.get_outputs())
 
     def run(inputs: Arrays) -> Arrays:
-        return dict(zip((o.name for o in outputs), session.run(None, inputs)))
+        return dict(zip((o["name"] for o in outputs), session.run(None, inputs)))
 
-    return Model(
-        path.stem, about, tuple(map(tensor, session.get_inputs())), outputs, run, table_from(about["table"], str(path))
-    )
+    table = table_from(about["table"], str(path))
+    return Model(path.stem, about, described(session.get_inputs()), outputs, run, table)
 
 
 def _saved(path: Path) -> Model:
@@ -163,11 +145,11 @@ def _saved(path: Path) -> Model:
         return {n: (v.float() if v.is_floating_point() else v).numpy() for n, v in named.items()}
 
     kinds = {str(dtype): name for name, dtype in _TYPES.items()}
-    inputs = [Tensor(i["name"], kinds[i["type"]], tuple(i["shape"])) for i in described_inputs(some)]
-    trial = run({i.name: np.zeros((2, *(n or 1 for n in i.row)), _TYPES[i.datatype]) for i in inputs})
-    outputs = [Tensor(name, kinds[str(value.dtype)], value.shape[1:]) for name, value in trial.items()]
+    inputs = [_tensor(i["name"], kinds[i["type"]], i["shape"]) for i in described_inputs(some)]
+    trial = run({i["name"]: np.zeros((2, *i["shape"][1:]), _TYPES[i["datatype"]]) for i in inputs})
+    outputs = [_tensor(name, kinds[str(value.dtype)], value.shape[1:]) for name, value in trial.items()]
     table = ensemble.table if ensemble.table is not None and ensemble.table.columns else None
-    return Model(path.stem, describe(ensemble), tuple(inputs), tuple(outputs), run, table)
+    return Model(path.stem, describe(ensemble), inputs, outputs, run, table)
 
 
 @dataclass(eq=False)
@@ -185,12 +167,7 @@ class _Asked:
 
 
 class Batcher:
-    """Answers requests in batches, one batch at a time.
-
-    Args:
-        run: answers a batch.
-        limits: of rows, queue, delay and time.
-    """
+    """Answers requests in batches, one batch at a time."""
 
     def __init__(self, run: Callable[[Arrays], Arrays], limits: Limits):
         self.run, self.limits = run, limits
@@ -277,14 +254,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def read_inference(model: Model, body: bytes, length: str | None, most: int) -> tuple[dict[str, Any], Arrays]:
-    """Return an inference request of the protocol and its arrays; Refusal for what the model cannot read.
-
-    Args:
-        model: what is asked.
-        body: JSON, and after it the bytes of binary tensors.
-        length: the header that says where JSON ends.
-        most: rows, at most.
-    """
+    """Return an inference request and its arrays: JSON that ends at a length, then the bytes of binary tensors; at most so many rows."""
     if length is not None and not (length.isascii() and length.isdigit() and int(length[:18]) <= len(body)):
         raise Refusal(400, f"{_LENGTH} is {length[:20]!r}; give the number of bytes of the JSON part of the body.")
     end = len(body) if length is None else int(length)
@@ -292,7 +262,7 @@ def read_inference(model: Model, body: bytes, length: str | None, most: int) -> 
     given = asked.get("inputs")
     if not isinstance(given, list) or not all(isinstance(i, dict) for i in given):
         raise Refusal(400, "inputs is missing, or no list of objects; give the model's inputs.")
-    known, found = {i.name: i for i in model.inputs}, Arrays()
+    known, found = {i["name"]: i for i in model.inputs}, Arrays()
     for item in given:
         name = item.get("name")
         if not isinstance(name, str) or name not in known or name in found:
@@ -302,22 +272,26 @@ def read_inference(model: Model, body: bytes, length: str | None, most: int) -> 
     if len(found) < len(known) or len(binary):
         what = f"{len(binary)} bytes after the last tensor" if len(binary) else "too few inputs"
         raise Refusal(422, f"there are {what}; the model reads each of {', '.join(known)} once.")
-    check_rows(found, most)
+    rows = {len(value) for value in found.values()}
+    if len(rows) > 1 or max(rows) > most:
+        said = " and ".join(map(str, sorted(rows)))
+        raise Refusal(422, f"the inputs have {said} rows; give equally many, at most {most}.")
     return asked, {name: found[name] for name in known}
 
 
 def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np.ndarray, int]:
     """Return the array of a request's input, and how many binary bytes it took."""
-    shape, name = item.get("shape"), tensor.name
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
-        raise Refusal(422, f"the shape of {name} is no list of sizes; give {tensor.to_dict()['shape']}.")
-    if not tensor.fits(tuple(shape)):
+    shape: Any = item.get("shape")
+    name, wanted = tensor["name"], tensor["shape"]
+    sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+    same = sizes and len(shape) == len(wanted) and all(n in (-1, given) for n, given in zip(wanted, shape))
+    if not same or not shape[0]:
         raise Refusal(
-            422, f"{name} has the shape {shape[:8]}; the model reads {tensor.to_dict()['shape']}, -1 for any."
+            422, f"{name} has the shape {str(shape)[:80]}; the model reads {wanted}, -1 for any size above 0."
         )
-    if item.get("datatype") != tensor.datatype:
-        raise Refusal(422, f"{name} has the datatype {str(item.get('datatype'))[:20]!r}; give {tensor.datatype}.")
-    dtype, count, parameters = _TYPES[tensor.datatype], math.prod(shape), item.get("parameters")
+    if item.get("datatype") != tensor["datatype"]:
+        raise Refusal(422, f"{name} has the datatype {str(item.get('datatype'))[:20]!r}; give {tensor['datatype']}.")
+    dtype, count, parameters = _TYPES[tensor["datatype"]], math.prod(shape), item.get("parameters")
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is None:
         return _from_list(item.get("data"), dtype, shape, name), 0
@@ -342,15 +316,6 @@ def _from_list(data: Any, dtype: np.dtype, shape: list[int], name: str) -> np.nd
         raise Refusal(422, f"the data of {name} do not make {shape} ({str(error)[:100]}).") from None
 
 
-def check_rows(arrays: Arrays, most: int) -> None:
-    """Raise Refusal for inputs of different or too many rows."""
-    rows = {len(value) for value in arrays.values()}
-    if len(rows) > 1 or max(rows) > most:
-        raise Refusal(
-            422, f"the inputs have {' and '.join(map(str, sorted(rows)))} rows; give equally many, at most {most}."
-        )
-
-
 def inference(model: Model, asked: dict[str, Any], found: Arrays) -> tuple[bytes, dict[str, str]]:
     """Return the protocol's answer, with binary tensors where they are asked for, and its headers."""
     parameters, wanted = asked.get("parameters"), asked.get("outputs")
@@ -362,7 +327,7 @@ def inference(model: Model, asked: dict[str, Any], found: Arrays) -> tuple[bytes
             raise Refusal(422, f"outputs names what the model does not give; it gives {', '.join(found)}.")
         own = {o["name"]: o.get("parameters") or {} for o in wanted}
         binary = {n: p.get("binary_data", everything) is True if isinstance(p, dict) else False for n, p in own.items()}
-    kinds, outputs, parts = {o.name: o.datatype for o in model.outputs}, [], []
+    kinds, outputs, parts = {o["name"]: o["datatype"] for o in model.outputs}, [], []
     for name, as_bytes in binary.items():
         value = np.ascontiguousarray(found[name], _TYPES[kinds[name]])
         about: dict[str, Any] = {"name": name, "datatype": kinds[name], "shape": list(value.shape)}
@@ -403,8 +368,7 @@ def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
         if len(model.inputs) != 1:
             raise Refusal(422, f"the model reads several inputs; ask /v2/models/{model.name}/infer.")
         only = model.inputs[0]
-        shape = [len(rows), *(-1 if n is None else n for n in only.row)]
-        return {only.name: _from_list(rows, _TYPES[only.datatype], shape, "rows")}
+        return {only["name"]: _from_list(rows, _TYPES[only["datatype"]], [len(rows), *only["shape"][1:]], "rows")}
     import pandas as pd
 
     names = [c.name for c in model.table.columns if c.width]
@@ -420,7 +384,7 @@ def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
             found = model.table.inputs(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")
     except (ChoralError, ValueError, TypeError, OverflowError, ArithmeticError) as error:
         raise Refusal(422, str(error)[:300]) from None
-    return {model.inputs[0].name: found.astype(_TYPES[model.inputs[0].datatype])}
+    return {model.inputs[0]["name"]: found.astype(_TYPES[model.inputs[0]["datatype"]])}
 
 
 def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
@@ -455,20 +419,24 @@ class Metrics:
     def text(self, model: Model, batcher: Batcher) -> str:
         """Return everything in Prometheus' text format."""
         info = ",".join(f"{n}={json.dumps(str(model.about.get(n)))}" for n in ("method", "task", "digest"))
-        lines = ["# TYPE choral_model_info gauge", f"choral_model_info{{{info}}} 1"]
-        lines += ["# TYPE choral_requests_total counter"]
-        lines += [f'choral_requests_total{{route="{r}",code="{s}"}} {n}' for (r, s), n in sorted(self.requests.items())]
-        for name, value in (("rows_total", batcher.rows), ("batches_total", batcher.batches)):
-            lines += [f"# TYPE choral_{name} counter", f"choral_{name} {value}"]
-        lines += ["# TYPE choral_queue_requests gauge", f"choral_queue_requests {batcher.waiting}"]
-        lines += ["# TYPE choral_request_seconds histogram"]
+        held = sorted(self.requests.items())
+        series = {
+            "model_info gauge": {f"{{{info}}}": 1},
+            "requests_total counter": {f'{{route="{route}",code="{status}"}}': n for (route, status), n in held},
+            "rows_total counter": {"": batcher.rows},
+            "batches_total counter": {"": batcher.batches},
+            "queue_requests gauge": {"": batcher.waiting},
+        }
+        lines = []
+        for kind, values in series.items():
+            lines.append(f"# TYPE choral_{kind}")
+            lines += [f"choral_{kind.split()[0]}{labels} {value}" for labels, value in values.items()]
+        name = "choral_request_seconds"
+        lines.append(f"# TYPE {name} histogram")
         for bucket in (*_BUCKETS, math.inf):
             below = sum(n for b, n in self.times.items() if b <= bucket)
-            lines.append(f'choral_request_seconds_bucket{{le="{"+Inf" if bucket == math.inf else bucket}"}} {below}')
-        total = sum(self.times.values())
-        return "\n".join(
-            [*lines, f"choral_request_seconds_sum {self.seconds:.6f}", f"choral_request_seconds_count {total}", ""]
-        )
+            lines.append(f'{name}_bucket{{le="{"+Inf" if bucket == math.inf else bucket}"}} {below}')
+        return "\n".join([*lines, f"{name}_sum {self.seconds:.6f}", f"{name}_count {sum(self.times.values())}", ""])
 
 
 def application(
@@ -497,7 +465,7 @@ def application(
     bounds, metrics = limits or Limits(), Metrics()
     batcher = Batcher(model.run, bounds)
     page = Path(__file__).with_name("page.html").read_text()
-    Answer = Callable[[Request], Awaitable[Response]]
+    Answer = Callable[[Request], Awaitable[Response | dict[str, Any]]]
 
     async def body_of(request: Request) -> bytes:
         parts, size = [], 0
@@ -529,7 +497,8 @@ def application(
                     raise Refusal(401, "the token is missing or wrong; send it as Authorization: Bearer TOKEN.")
                 if "name" in request.path_params and request.path_params["name"] != model.name:
                     raise Refusal(404, f"there is no such model; there is {model.name}.")
-                response = await answer(request)
+                found = await answer(request)
+                response = JSONResponse(found) if isinstance(found, dict) else found
             except Refusal as refusal:
                 response = JSONResponse({"error": refusal.sentence}, refusal.status)
                 if refusal.status in (429, 503):
@@ -539,20 +508,18 @@ def application(
 
         return Route(path, call, methods=[method])
 
-    async def live(request: Request) -> Response:
-        return JSONResponse({"live": True})
+    async def live(request: Request) -> dict[str, Any]:
+        return {"live": True}
 
     async def ready(request: Request) -> Response:
         return JSONResponse({"ready": not batcher.stopping}, 503 if batcher.stopping else 200)
 
-    async def server(request: Request) -> Response:
-        return JSONResponse({"name": "choral", "version": __version__, "extensions": ["binary_tensor_data"]})
+    async def server(request: Request) -> dict[str, Any]:
+        return {"name": "choral", "version": __version__, "extensions": ["binary_tensor_data"]}
 
-    async def metadata(request: Request) -> Response:
-        tensors = {"inputs": model.inputs, "outputs": model.outputs}
-        described = {name: [t.to_dict() for t in own] for name, own in tensors.items()}
+    async def metadata(request: Request) -> dict[str, Any]:
         platform = {"name": model.name, "versions": ["1"], "platform": "choral"}
-        return JSONResponse(platform | described)
+        return platform | {"inputs": model.inputs, "outputs": model.outputs}
 
     async def infer(request: Request) -> Response:
         body = await body_of(request)
@@ -561,17 +528,15 @@ def application(
         content, headers = inference(own, asked, await batcher.ask(inputs))
         return Response(content, headers=headers)
 
-    async def predict(request: Request) -> Response:
+    async def predict(request: Request) -> dict[str, Any]:
         content, own = read_json(await body_of(request)), model
-        return JSONResponse({"rows": row_answers(own, await batcher.ask(read_rows(own, content, bounds.rows)))})
+        return {"rows": row_answers(own, await batcher.ask(read_rows(own, content, bounds.rows)))}
 
-    async def card(request: Request) -> Response:
-        shown = {
-            n: model.about.get(n) for n in ("method", "task", "members", "level", "digest", "versions", "understood")
-        }
+    async def card(request: Request) -> dict[str, Any]:
+        shown = ("method", "task", "members", "level", "digest", "versions", "understood")
         columns = [] if model.table is None else [c for c in model.table.describe() if c["inputs"]]
-        tensors = [t.to_dict() for t in model.inputs]
-        return JSONResponse({"name": model.name, "about": shown, "columns": columns, "inputs": tensors})
+        about = {name: model.about.get(name) for name in shown}
+        return {"name": model.name, "about": about, "columns": columns, "inputs": model.inputs}
 
     async def measured(request: Request) -> Response:
         return PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")

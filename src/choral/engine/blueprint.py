@@ -70,15 +70,8 @@ def _refuse_uncopied(network: nn.Module) -> None:
         hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
         old = next((kind for kind in _OLD_NORMS if kind in hooks), None)
         if old is not None:
-            raise InputError(
-                f"build: module {name!r} is normed by torch.nn.utils.{_OLD_NORMS[old]}, which computes its weight outside of forward; use "
-                f"torch.nn.utils.parametrizations.{_OLD_NORMS[old]} instead."
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(
-                f"build: module {name!r} is compiled by torch.jit, whose weights cannot be stacked or converted; give the network as it "
-                "is before torch.jit.script or torch.jit.trace."
-            )
+            said = f"build: module {name!r} is normed by torch.nn.utils.{_OLD_NORMS[old]}, outside of forward"
+            raise InputError(f"{said}; use torch.nn.utils.parametrizations.{_OLD_NORMS[old]} instead.")
         computed = [k for k, v in vars(module).items() if isinstance(v, Tensor) and not v.is_leaf]
         if computed:
             raise InputError(
@@ -110,7 +103,7 @@ class Blueprint:
         images: whether inputs are images, which convolutions read with channels last unless the interface avoids it.
         interface: how the plain network is called, and which of its outputs counts.
         floats: the type that joint networks are brought to; None leaves them as they are built.
-        built: a plain network that `build` made, which spares building another one where one is looked at.
+        built: a plain network that `build` made, which spares building another one where its values do not matter.
     """
 
     def __init__(
@@ -126,7 +119,7 @@ class Blueprint:
     ):
         self._builds = tuple(build) if isinstance(build, tuple | list) and build else (build,)
         build = self._builds[0]
-        if not all(map(callable, self._builds)) or not callable(build):
+        if not callable(build):
             raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
         self.structure = structure
         self.device = device
@@ -136,20 +129,20 @@ class Blueprint:
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
             self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
         self._build, self._built = build, built
-        self._alike: float | None = None
         self._spec: tuple[dict[str, Any] | None, ...] = () if built is None else (models.spec_of(built),)
         self._skeletons: dict[str, nn.Module] = {}
 
     def plain(self, *, kept: bool = False) -> nn.Module:
         """Return a new plain network, drawn from the current global generator; a given one may keep its weights."""
-        if self.parent is not None:
-            network = copy.deepcopy(self.parent)
-            if not kept:
-                redraw(network)
-        else:
-            network = self._with_sizes(bare(self._build))
-            if self._built is not None:  # two builds under two seeds
-                self._alike, self._built = _alike(self._built, network), None
+        if self.parent is None:
+            return self._read(self._with_sizes(bare(self._build)))
+        network = copy.deepcopy(self.parent)
+        if not kept:
+            redraw(network)
+        return self._read(network)
+
+    def _read(self, network: nn.Module) -> nn.Module:
+        """Return a plain network as it is converted."""
         for _, layer in layers_of(network, (nn.Embedding, nn.EmbeddingBag)):
             setattr(layer, "sparse", False)  # noqa: B010  # mypy takes it for a tensor; the same gradients, in a form that penalties, clipping and stacks take
         return self.interface.attach(as_linear(network))
@@ -169,11 +162,9 @@ class Blueprint:
         """Whether a function returns the same weights at every call, so that all members would start from them."""
         return self.parent is None and self._share_alike == 1.0
 
-    @property
+    @cached_property
     def _share_alike(self) -> float:
-        if self._alike is None:
-            self._alike = _alike(*(self._seeded(word) for word in ("one", "other")))
-        return self._alike
+        return _alike(self._seeded("one") if self._built is None else self._built, self._seeded("other"))
 
     @cached_property
     def has_learned(self) -> bool:
@@ -226,10 +217,8 @@ class Blueprint:
     def fresh(self, seed: int, *place: int | str) -> State:
         """Return the state of a new joint network; a structure that would draw its weights starts at trained ones, if there are any."""
         kept = self.structure.keeping() != self.structure and self.brings_weights
+        first, self._built = self.network(), None
         network = self.joint(seed, *place, kept=kept)
-        if "null" not in self._skeletons:
-            self._skeletons.setdefault("null", self._settle(network))
-        first = self._skeletons["null"]
         one, other = ({n: tuple(p.shape) for n, p in net.named_parameters()} for net in (first, network))
         if one != other:
             name = next(n for n in one | other if one.get(n) != other.get(n))
@@ -282,7 +271,10 @@ class Blueprint:
         name = repr(form) if form else "null"
         if name not in self._skeletons:
             if "null" not in self._skeletons:
-                self._skeletons["null"] = self._settle(self.joint(0, "skeleton"))
+                built = None if self._built is None else self._read(copy.deepcopy(self._built))
+                self._skeletons["null"] = self._settle(
+                    self.joint(0, "skeleton") if built is None else self._converted(built, 0, "skeleton", kept=False)
+                )
             if form and "network" in form:
                 self._skeletons[name] = self._other(form["network"])
             elif form:

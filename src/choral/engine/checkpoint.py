@@ -7,7 +7,7 @@ files, so a damaged one is noticed and the one before is used.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,14 @@ class Watch:
 class Branch:
     """One network on its way: its place in the plan (up to its last fork) and its state.
 
-    `is_new` says whether it was trained since it began or was last collected; `watch` is there while a phase is validated; `variant`, which
+    `is_new` says whether it was trained since it began or was last collected; `watch` is of its present training phase; `variant`, which
     follows from the place, says in what it differs from other branches.
     """
 
     place: Place
     state: State | None = None
     is_new: bool = False
-    watch: Watch | None = None
+    watch: Watch = field(default_factory=Watch)
     variant: Variant = field(default_factory=Variant)
 
     @property
@@ -73,16 +73,16 @@ class Branch:
     @property
     def goes_on(self) -> bool:
         """Whether it has not stopped in its training phase."""
-        return self.watch is None or self.watch.stopped is None
+        return self.watch.stopped is None
 
 
 @dataclass
 class Stack:
-    """Branches that walk together; `version` is the (position, epoch) of the last change."""
+    """Branches that are trained together, and the places of those they go on from; `version` is the (position, epoch) of the last change."""
 
     branches: list[Branch]
+    origins: Sequence[Place]
     version: tuple[int, int] = (-1, 0)
-    parents: list[Branch] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -110,14 +110,13 @@ class Snapshot:
 
 def pack_branches(branches: Sequence[Branch]) -> list[Part]:
     """Return the file of a stack: the states of its branches, then the best and the chosen ones of those that are validated."""
-    states = [branch.state for branch in branches] + [b.watch.state if b.watch else None for b in branches]
-    states += [b.watch.held if b.watch else None for b in branches]
+    states = [b.state for b in branches] + [b.watch.state for b in branches] + [b.watch.held for b in branches]
     tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
     header = {
         "forms": [None if s is None else s.form for s in states],
         "empty": [s is None for s in states],
         "new": [branch.is_new for branch in branches],
-        "watches": [branch.watch and branch.watch.to_dict() for branch in branches],
+        "watches": [branch.watch.to_dict() for branch in branches],
     }
     return pack_parts(tensors, header)
 
@@ -134,10 +133,7 @@ def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Bra
         for part, form, empty in zip(parts, header["forms"], header["empty"])
     ]
     best, held = states[len(places) : 2 * len(places)], states[2 * len(places) :]
-    watches = [
-        None if about is None else Watch(**about, state=one, held=other)
-        for about, one, other in zip(header["watches"], best, held)
-    ]
+    watches = [Watch(**about, state=a, held=b) for about, a, b in zip(header["watches"], best, held)]
     return [Branch(*parts) for parts in zip(places, states, header["new"], watches)]
 
 
@@ -160,6 +156,7 @@ class Checkpoints:
     """
 
     folder: Path
+    changed: Callable[[], None] | None = None  # called after every change
     messages: list[str] = field(default_factory=list)
     _whole: dict[str, str] = field(default_factory=dict)  # files known to be whole, with their checksums
     _trusted: list[Path] = field(default_factory=list)  # manifests known to be whole, oldest first
@@ -199,6 +196,8 @@ class Checkpoints:
             if _STACK.fullmatch(path.name) and path.name not in needed:
                 path.unlink(missing_ok=True)
                 self._whole.pop(path.name, None)
+        if self.changed is not None:
+            self.changed()
 
     def clear(self) -> None:
         """Remove all checkpoints: the run is complete."""

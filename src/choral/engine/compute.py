@@ -150,7 +150,9 @@ class Counting(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
-            with suppress(Exception):  # a count is not worth an error
+            with suppress(
+                AssertionError, IndexError, TypeError, ValueError
+            ):  # of shapes that a formula is not made for
                 count = formula(*args, **(kwargs or {}), out_val=made)
                 self.total += count
                 if self._calls is not None and self._calls.stack:

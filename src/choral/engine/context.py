@@ -1,6 +1,6 @@
 """What an operator is lent while it acts on one branch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -85,25 +85,20 @@ def order_of(
 _BATCH = 256
 
 
-def begun(starter: Starter, context: "BranchContext") -> State:
-    """Return what a starter makes; see `applied`."""
-    return _watched(starter, lambda: starter.begin(context))
-
-
-def applied(operator: Operator, state: State, context: "BranchContext") -> State:
-    """Return what an operator makes of a state; one that draws from a global generator is refused.
+def acted(phase: Starter | Operator, state: State | None, context: "BranchContext") -> State:
+    """Return what a starter makes, or an operator of a state; one that draws from a global generator is refused.
 
     Its draws would depend on what the process drew before, so that a resumed run would give other members.
     """
-    return _watched(operator, lambda: operator.apply(state, context))
-
-
-def _watched(operator: Operator | Starter, act: Callable[[], State]) -> State:
     with rng.seeded(0, "watched") as unkeyed:
-        new = act()
+        if isinstance(phase, Starter):
+            new = phase.begin(context)
+        else:
+            assert state is not None
+            new = phase.apply(state, context)
     if unkeyed:
         raise PlanError(
-            f"the operator {type(operator).__name__} drew from torch's global generator (by {unkeyed[0]}), so the seed and the "
+            f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]}), so the seed and the "
             "place in the plan do not decide its result; draw with generator=context.generator('purpose')."
         )
     return new
@@ -169,16 +164,12 @@ class BranchContext:
     def example(self) -> Batch:
         """Return the first training inputs as the joint network reads them."""
         with draws.keyed(rng.key(self._seed, *self._place, "example")):
-            return self._ready(self._source.example()[0])
+            return self._task.fed(moved(self._source.example()[0], self._task.device))
 
     def calls(self, state: State) -> Sequence[Called]:
         """Return the calls of modules: those that the inspection saw, where the joint network is the plain one."""
         known = self._task.findings.calls if isinstance(self._task.structure, Independent) and not state.form else ()
         return known or executed(self.network(state), self.example())
-
-    def _ready(self, x: Batch) -> Batch:
-        ready = self._task.prepared(moved(x, self._task.device), training=False)
-        return self._task.structure.feed(ready, None)[0]
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:
         """Yield training inputs as the joint network reads them: all in order, or some at random."""
@@ -187,7 +178,7 @@ class BranchContext:
             order = order[torch.randperm(len(order), generator=self.generator("inputs"))[:points]]
         with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
             for x, _ in self._source.epoch(order, _BATCH):
-                yield self._ready(x)
+                yield self._task.fed(moved(x, self._task.device))
 
     def gradients(self, state: State, batches: int) -> Params:
         """Return the likelihood's gradient summed over some training batches."""

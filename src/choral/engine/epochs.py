@@ -6,77 +6,27 @@ A group: branches of equal shapes that take their training steps together.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from choral.base import batches, devices, rng
 from choral.base.batches import Batch
-from choral.base.errors import DivergedError, RunError, warn
-from choral.data.sources import Source
+from choral.base.errors import ChoralError, DivergedError, RunError, warn
 from choral.engine import selection
 from choral.engine.checkpoint import Branch, Watch
-from choral.engine.context import (
-    BranchContext,
-    applied,
-    for_members,
-    order_of,
-    parts_in,
-    picked,
-    target_shift,
-    weights_of,
-)
-from choral.engine.events import Ledger
-from choral.engine.flops import Flops
-from choral.engine.task import Task
-from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, explained
-from choral.engine.validation import Folds, Rules, Validation
+from choral.engine.context import acted, for_members, order_of, parts_in, picked, target_shift, weights_of
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, stopped
+from choral.engine.validation import Validation
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
 from choral.plan.phases import Every, Train
 from choral.plan.state import Role, State
-from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
-_PLAIN = Variant()
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What all training phases of a run have in common."""
-
-    task: Task
-    source: Source
-    seed: int
-    flops: Flops
-    ledger: Ledger
-    validation: Validation | Folds | None
-    rules: Rules
-
-    def context(self, place: Place, variant: Variant = _PLAIN, state: State | None = None) -> BranchContext:
-        """Return what an operator at this place is lent; points held out of a state are not among it."""
-        held = None if state is None else state.held
-        return BranchContext(self.task, self.source, self.seed, place, variant, held)
-
-    def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
-        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
-        shares = []
-        for state in states:
-            left = self.task.structure.remaining(state.params, state.buffers)
-            if left is None:
-                return None
-            shares.append(self.flops.remaining(state, left))
-        return shares
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the time is up, that of all parts of a resumed run; one epoch is trained in any case."""
-        counted, limit = self.ledger.counted, self.rules.time_limit
-        if limit is None or not counted["epochs"]:
-            return False
-        return sum(counted.get(f"{what}_seconds", 0.0) for what in ("setup", "train", "validation")) >= limit
+if TYPE_CHECKING:
+    from choral.engine.run import Run
 
 
 def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
@@ -98,29 +48,22 @@ class Group:
     A branch that has stopped keeps its place here, but nothing is done to it.
     """
 
-    def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place):
-        self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
-        self.keys = [rng.key(setting.seed, *(b.place + suffix).words, "train") for b in self.branches]
+    def __init__(self, run: "Run", phase: Train, branches: Sequence[Branch], suffix: Place):
+        self.run, self.phase, self.branches, self.suffix = run, phase, list(branches), suffix
+        self.keys = [rng.key(run.seed, *(b.place + suffix).words, "train") for b in self.branches]
         self.subsets = [branch.reached.subset for branch in self.branches]
-        self.points = [setting.source.drawn(s) for s in self.subsets]
+        self.points = [run.source.drawn(s) for s in self.subsets]
         self.per_epoch = batches_in(self.points[0], phase.batch_size)
         self.steps = phase.epochs * self.per_epoch
-        self.shift = target_shift([branch.reached for branch in self.branches])
+        self.seen = min(self.per_epoch * phase.batch_size, self.points[0])  # points of a branch in one epoch
+        self.shift, self.weights = (
+            values if values is None else for_members(values, run.task.structure, stacked=len(self.branches) > 1)
+            for values in (target_shift([b.reached for b in self.branches]), weights_of(run.source, self.subsets))
+        )
         kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
-        self.weights = weights_of(setting.source, self.subsets)
-        structure, stacked = setting.task.structure, len(self.branches) > 1
-        if self.shift is not None:
-            self.shift = for_members(self.shift, structure, stacked=stacked)
-        if self.weights is not None:
-            self.weights = for_members(self.weights, structure, stacked=stacked)
-        self.trainer = kind(setting.task, phase, [setting.source.mass(s) for s in self.subsets])
+        self.trainer = kind(run.task, phase, [run.source.mass(s) for s in self.subsets])
         self.trainer.steps = self.steps
         self.trainer.variants = [branch.variant for branch in self.branches]
-
-    @property
-    def seen(self) -> int:
-        """Points a branch sees in one epoch."""
-        return min(self.per_epoch * self.phase.batch_size, self.points[0])
 
     def mount(self) -> None:
         """Take the states of the branches in."""
@@ -132,8 +75,7 @@ class Group:
 
     def _set(self, states: Sequence[State]) -> None:
         for branch, state in zip(self.branches, states):
-            if branch.goes_on:
-                branch.state = state
+            branch.state = state if branch.goes_on else branch.state
 
     def train(self, epoch: int) -> None:
         """Take the steps of one epoch, and apply the rules that are due in it."""
@@ -141,48 +83,46 @@ class Group:
         trainer.catch = True
         order = self._order(epoch)
         keys = [rng.key(key, "items", epoch) for key, _, _ in self._readers()]
-        among = self.setting.task.parts.among
-        read = self.setting.source.epoch(order, phase.batch_size, keys=keys, among=among)
+        among = self.run.task.parts.rank, self.run.task.parts.size
+        read = self.run.source.epoch(order, phase.batch_size, keys=keys, among=among)
         places = parts_in(order.shape[-1], phase.batch_size, among)
-        for i, ((x, y), (start, part)) in enumerate(zip(read, places)):
-            step = epoch * self.per_epoch + i
+        before, annealed = epoch * self.per_epoch, phase.annealing
+        rates = [phase.schedule.rate(before + i, self.steps) for i in range(len(places))]
+        for i, ((x, y), (start, part), rate) in enumerate(zip(read, places, rates)):
+            step = before + i
             if self.shift is not None:
                 y = y + devices.moved(picked(self.shift, order, start, y), y.device)
-            progress = step / self.steps if phase.annealing else 1.0
             own = None if self.weights is None else picked(self.weights, order, start, y)
             x, y, own = self._by_branch(x, y, own)
-            with explained(f"in epoch {epoch + 1}, batch {i + 1},", x, stacked=isinstance(trainer, StackedTrainer)):
-                trainer.step(x, y, Pace(step, progress, phase.schedule.rate(step, self.steps)), own, part)
-            if step == 0:
-                self._say_undropped()
+            try:
+                trainer.step(x, y, Pace(step, step / self.steps if annealed else 1.0, rate), own, part)
+            except ChoralError:
+                raise
+            except Exception as error:  # code of the user's may fail in any way
+                where, stacked = f"in epoch {epoch + 1}, batch {i + 1},", len(self.branches) > 1
+                raise stopped(error, where, x, stacked=stacked) from error
+            if step == 0 and not trainer.catch and any(branch.variant.get("dropout") for branch in self.branches):
+                said = "branches differ in dropout, but the network has no dropout layer, so they do not; give it some"
+                self.run.ledger.log.event(kind="warning", message=f"{said} (nn.Dropout).")
             self._apply("steps", step + 1, self.steps)
-        self.setting.task.parts.share_statistics(trainer.network)
+        self.run.task.parts.share_statistics(trainer.network)
         self._apply("epochs", epoch + 1, phase.epochs)
 
-    def _say_undropped(self) -> None:
-        """Say, once a phase, that rates of dropout have nothing to act on."""
-        if not self.trainer.catch and any(branch.variant.get("dropout") for branch in self.branches):
-            self.setting.ledger.log.event(
-                kind="warning",
-                message="branches differ in dropout, but the network has no dropout layer, so they do not; give it some (nn.Dropout, or "
-                "dropout=0.1 of choral's networks).",
-            )
-
     def _order(self, epoch: int) -> Tensor:
-        sampling = self.setting.source.sampling
+        sampling = self.run.source.sampling
         orders = [order_of(k, epoch, n, s, sampling) for k, n, s in self._readers()]
         return orders[0] if len(orders) == 1 else torch.stack(orders)
 
     def _readers(self) -> list[tuple[int, int, Tensor | None]]:
         """Return who reads batches: key, points and subset of each branch, or of each member that has batches of its own."""
-        branches, structure = list(zip(self.keys, self.points, self.subsets)), self.setting.task.structure
+        branches, structure = list(zip(self.keys, self.points, self.subsets)), self.run.task.structure
         if not structure.own_batches:
             return branches
         return [(rng.key(k, "member", m), n, s) for k, n, s in branches for m in range(structure.members)]
 
     def _by_branch(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
         """Return what all readers read as (branch, member, batch, ...), where members of several branches read."""
-        if len(self.branches) == 1 or not self.setting.task.structure.own_batches:
+        if len(self.branches) == 1 or not self.run.task.structure.own_batches:
             return x, y, weights
 
         def apart(t: Tensor) -> Tensor:
@@ -198,10 +138,10 @@ class Group:
 
     def _apply_rule(self, rule: Every, suffix: Place) -> None:
         """Apply a rule to all branches; one that computes anywhere gets their states on the device."""
-        ledger, changed = self.setting.ledger, list[State]()
+        ledger, changed = self.run.ledger, list[State]()
         for branch, state in zip(self.branches, self.trainer.states(here=rule.phase.anywhere)):
             if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
-                state = applied(rule.phase, state, self.setting.context(branch.place + suffix, branch.variant, state))
+                state = acted(rule.phase, state, self.run.context(branch.place + suffix, branch.variant, state))
             changed.append(state)
         self._set(changed)  # operations are counted by their masks
         total, count = self.trainer.total, self.trainer.count
@@ -219,13 +159,13 @@ class Epochs:
     `suffix` is the place of the phase, from where the branches begin; `apart` lets them take turns, epoch by epoch, instead of being stacked.
     """
 
-    def __init__(self, setting: Setting, phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
-        self.setting, self.phase, self.branches, self.suffix = setting, phase, list(branches), suffix
+    def __init__(self, run: "Run", phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
+        self.run, self.phase, self.branches, self.suffix = run, phase, list(branches), suffix
         self.apart, self.groups = apart, list[Group]()
         self._unmeasured = set[Place]()  # whose measure was NaN
         self._first = dict[Place, State]()  # what networks that are chosen among began the phase with
 
-    def run(
+    def execute(
         self, begin: int, due: Callable[[], bool], finished: Callable[[int], None], late: Callable[[int], None]
     ) -> None:
         """Train from an epoch on to the end, or until all have stopped.
@@ -234,20 +174,20 @@ class Epochs:
         """
         if begin == 0:
             self._begin()
-        if not self.phase.epochs or (begin == 0 and self.setting.is_late):
+        if not self.phase.epochs or (begin == 0 and self.run.is_late):
             return self._end()
-        if self.setting.is_late:  # a run goes on to wind up
+        if self.run.is_late:  # a run goes on to wind up
             self._stop(begin, "time_limit")
             return self._end()
-        self._mount([branch for branch in self.branches if branch.watch is None or branch.watch.mounted])
-        self.gated = self.setting.remaining([branch.reached for branch in self.branches]) is not None
+        self._mount([branch for branch in self.branches if branch.watch.mounted])
+        self.gated = self.run.remaining([branch.reached for branch in self.branches]) is not None
         for epoch in range(begin, self.phase.epochs):
             self._epoch(epoch)
             if epoch + 1 < self.phase.epochs:
                 self._stop(epoch + 1, "patience")
                 if self._is_settled(epoch + 1):
                     self._stop(epoch + 1, "selection")
-                if self.setting.is_late and self._going():
+                if self.run.is_late and self._going():
                     self._take_out()
                     late(epoch + 1)
                     self._stop(epoch + 1, "time_limit")
@@ -270,30 +210,26 @@ class Epochs:
 
     def _end(self) -> None:
         """Leave the phase: with the chosen states and their shares, or the best state where that is kept."""
-        sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
-        if self._selects and selection.settle(sound):
-            for branch in self.branches:
-                branch.watch = None
-            return
+        sound = [b for b in self.branches if not self.run.ledger.is_lost(b)]
+        if not (self._selects and selection.settle(sound)):
+            for branch in sound:
+                branch.state = branch.watch.state or branch.state
         for branch in self.branches:
-            if branch.watch is not None and branch.watch.state is not None and not self.setting.ledger.is_lost(branch):
-                branch.state = branch.watch.state
-            branch.watch = None
+            branch.watch = Watch()
 
     @property
     def _selects(self) -> bool:
         """Whether networks are chosen while they train."""
-        return self.phase.select is not None and self.setting.validation is not None
+        return self.phase.select is not None and self.run.validation is not None
 
     def _is_settled(self, epoch: int) -> bool:
         """Return whether no choice among the networks has been better for too long."""
         select = self.phase.select if self._selects else None
-        watched = [b for b in self.branches if b.watch is not None]
-        return select is not None and selection.is_tired(select, watched, epoch)
+        return select is not None and selection.is_tired(select, self.branches, epoch)
 
     def _mount(self, branches: Sequence[Branch]) -> None:
-        parts = [[branch] for branch in branches] if self.apart else [list(branches)]
-        self.groups = [Group(self.setting, self.phase, part, self.suffix) for part in parts]
+        parts = [[branch] for branch in branches] if self.apart else [branches]
+        self.groups = [Group(self.run, self.phase, part, self.suffix) for part in parts]
         if len(self.groups) == 1:
             self.groups[0].mount()
 
@@ -303,14 +239,14 @@ class Epochs:
 
     def _stopped(self, branch: Branch, epoch: int, reason: str) -> None:
         """Note that a branch stopped after so many epochs."""
-        watch = branch.watch = branch.watch or Watch()
+        watch = branch.watch
         watch.stopped = epoch
         about = {"best_epoch": watch.best_epoch, "best": watch.best, "reason": reason}
-        self.setting.ledger.stop(branch.place + self.suffix, epoch=epoch, epochs=self.phase.epochs, **about)
+        self.run.ledger.stop(branch.place + self.suffix, epoch=epoch, epochs=self.phase.epochs, **about)
 
     def _going(self) -> list[Branch]:
         """Return the branches that go on."""
-        return [b for b in self.branches if b.goes_on and not self.setting.ledger.is_lost(b)]
+        return [b for b in self.branches if b.goes_on and not self.run.ledger.is_lost(b)]
 
     def _epoch(self, epoch: int) -> None:
         """Train one epoch, and tell everybody who wants to know."""
@@ -323,8 +259,11 @@ class Epochs:
             losses |= {b.place: loss for b, loss in zip(group.branches, group.trainer.losses()) if b.goes_on}
             if len(self.groups) > 1:
                 group.take_out()
-        seconds = self.setting.task.parts.agreed(time.perf_counter() - started)
-        self._count(trained, seconds)
+        seconds = self.run.task.parts.agreed(time.perf_counter() - started)
+        one, count = self.groups[0], len(trained)
+        flops = sum(self.run.flops.train(branch.state) for branch in trained) * one.seen
+        amounts = {"epochs": count, "steps": one.per_epoch * count, "points": one.seen * count, "train_flops": flops}
+        self.run.ledger.count(**amounts, train_seconds=seconds)
         if self._selects:
             self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
             trained = [b for b in trained if b.goes_on]
@@ -333,24 +272,14 @@ class Epochs:
             values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
         trained = [b for b in trained if b.goes_on]
         self._tell(epoch, trained, losses, values, seconds)
-        self.setting.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
+        self.run.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
         for branch in trained:
             branch.is_new = True
 
     def _is_watched(self, epoch: int) -> bool:
         """Return whether this epoch ends with a validation: every one, or as often as the stopping rule says, and the last."""
-        stop = self.setting.rules.stop
+        stop = self.run.rules.stop
         return stop is None or self._selects or epoch % stop.every == 0 or epoch == self.phase.epochs
-
-    def _count(self, trained: Sequence[Branch], seconds: float) -> None:
-        group, count = self.groups[0], len(trained)
-        self.setting.ledger.count(
-            epochs=count,
-            steps=group.per_epoch * count,
-            points=group.seen * count,
-            train_flops=sum(self.setting.flops.train(branch.state) for branch in trained) * group.seen,
-            train_seconds=seconds,
-        )
 
     def _tell(
         self,
@@ -360,14 +289,14 @@ class Epochs:
         values: dict[Place, float],
         seconds: float,
     ) -> None:
-        group, ledger = self.groups[0], self.setting.ledger
+        group, ledger = self.groups[0], self.run.ledger
         about: dict[str, Any] = {}
         if self.gated:
             self._take_out()
-            about["remaining"] = self.setting.remaining([branch.reached for branch in trained])
-        if self.setting.validation is not None:
+            about["remaining"] = self.run.remaining([branch.reached for branch in trained])
+        if self.run.validation is not None:
             about["validation"] = [values.get(branch.place) for branch in trained]
-            about["measure"] = self.setting.rules.measure.name
+            about["measure"] = self.run.rules.measure.name
         ledger.log.event(
             kind="epoch",
             places=[str(branch.place + self.suffix) for branch in trained],
@@ -382,8 +311,8 @@ class Epochs:
 
     def _validate(self, epoch: int, trained: Sequence[Branch]) -> dict[Place, float]:
         """Measure the networks on held-out points and note which are better than before."""
-        validation, rules = self.setting.validation, self.setting.rules
-        branches = [b for b in trained if not self.setting.ledger.is_lost(b)]
+        validation, rules = self.run.validation, self.run.rules
+        branches = [b for b in trained if not self.run.ledger.is_lost(b)]
         given = {slot for rule in self.phase.every for slot in rule.phase.gives}  # later phases may need them
         if validation is None or not branches:
             return {}
@@ -403,11 +332,11 @@ class Epochs:
             values = validation.measured(outputs, together=together)
         else:
             values = validation.values([branch.reached for branch in branches], keys, together=together)
-        values = self.setting.task.parts.agreed(values)  # one decision for all processes
+        values = self.run.task.parts.agreed(values)  # one decision for all processes
         for branch, value in zip(branches, values):
             if math.isnan(value):
                 self._say_nan(epoch, branch)
-            watch = branch.watch = branch.watch or Watch()
+            watch = branch.watch
             better = rules.measure.improves(value, watch.best, rules.stop.min_delta if rules.stop else 0.0)
             if not given <= branch.reached.slots.keys():
                 watch.best_epoch = epoch + 1
@@ -415,20 +344,19 @@ class Epochs:
                 watch.best, watch.best_epoch = value, epoch + 1
                 watch.state = branch.state if rules.restore_best else None
         if self.phase.select is not None:
-            sound = [b for b in self.branches if b.watch is not None and not self.setting.ledger.is_lost(b)]
+            sound = [b for b in self.branches if not self.run.ledger.is_lost(b)]
             now = {i: outputs[branches.index(b)] for i, b in enumerate(sound) if b in branches}
             assert isinstance(validation, Validation)
             selection.choose(self.phase.select, validation, sound, now, epoch + 1)
-        self.setting.ledger.count(validation_seconds=self.setting.task.parts.agreed(time.perf_counter() - started))
+        self.run.ledger.count(validation_seconds=self.run.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}
 
     def _leave_out(self, branches: Sequence[Branch], epoch: int) -> None:
         """Stop networks that are no longer finite: where some are chosen, others may fail."""
         for branch in branches:
             self._stopped(branch, epoch + 1, "diverged")
-            assert branch.watch is not None
             branch.state = selection.sound(branch.watch) or self._first[branch.place]
-        why = {stop["place"]: stop["reason"] for stop in self.setting.ledger.stopped}
+        why = {stop["place"]: stop["reason"] for stop in self.run.ledger.stopped}
         # what they were before is no choice
         if branches and all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
             raise DivergedError(
@@ -438,12 +366,9 @@ class Epochs:
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
         """Raise RunError for a function of the user's that gave NaN; warn, once for each branch, of a score that did."""
-        measure, where = self.setting.rules.measure, f"after epoch {epoch + 1} of {branch.place + self.suffix}"
+        measure, where = self.run.rules.measure, f"after epoch {epoch + 1} of {branch.place + self.suffix}"
         if measure.function is not None:
-            raise RunError(
-                f"the validation measure {measure.name!r} gave NaN {where}, which is neither better nor worse than another number; "
-                "let it return a number for every prediction."
-            )
+            raise RunError(f"the validation measure {measure.name!r} gave NaN {where}; let it return a number.")
         if branch.place not in self._unmeasured:
             self._unmeasured.add(branch.place)
             warn(
@@ -453,9 +378,9 @@ class Epochs:
 
     def _stop(self, epoch: int, reason: str) -> None:
         """Stop, after so many epochs, the branches whose patience is up, or all, since the time or that of the choice is."""
-        patience = None if self.setting.rules.stop is None else self.setting.rules.stop.patience
+        patience = None if self.run.rules.stop is None else self.run.rules.stop.patience
         for branch in self._going():
-            watch = branch.watch = branch.watch or Watch()
+            watch = branch.watch
             if reason == "patience" and (patience is None or epoch - watch.best_epoch < patience):
                 continue
             self._take_out()
@@ -470,6 +395,5 @@ class Epochs:
             return
         self._take_out()
         for branch in mounted:
-            assert branch.watch is not None
             branch.watch.mounted = branch.goes_on
         self._mount(going)

@@ -13,8 +13,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,14 +51,12 @@ def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> in
     """
     if count == 1:
         return 1
-    drawn = dependent = 0
+    drawn, seen = 0, list[Tensor]()
 
     def watch(module: nn.Module, _: Any, output: Any) -> None:
-        nonlocal dependent
-        first = output[0] if isinstance(output, tuple) else output
-        dependent += isinstance(first, Tensor) and torch._C._functorch.is_batchedtensor(first)
+        seen.append(output[0] if isinstance(output, tuple) else output)
 
-    def call(number: Tensor) -> Tensor:
+    def call(number: int | Tensor) -> Tensor:
         nonlocal drawn
         with draws.keyed(key, number) as stream:
             found: Tensor = run()
@@ -67,14 +64,18 @@ def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> in
         return found
 
     hooks = [module.register_forward_hook(watch) for module in network.modules() if is_looped(module)]
+    for number in (0, 1):
+        call(number)
+    for hook in hooks:
+        hook.remove()
+    half = len(seen) // 2
+    if not all(map(torch.equal, seen[:half], seen[half:])):
+        return 1
     try:
         vmap(call)(torch.arange(2, dtype=torch.int32))
-    except _UNMAPPABLE:  # what cannot be mapped runs pass by pass, where a wrong input fails too
+    except _UNMAPPABLE:  # what cannot be mapped runs pass by pass
         return 1
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return 1 if dependent else max(1, min(count, _NUMBERS // max(1, drawn)))
+    return max(1, min(count, _NUMBERS // max(1, drawn)))
 
 
 def is_looped(module: nn.Module) -> bool:
@@ -112,31 +113,20 @@ class Trees:
         try:
             network = self._idle.pop()
         except IndexError:
-            network = sharing(self.pristine)
+            held = (*self.pristine.parameters(), *self.pristine.buffers())
+            network = copy.deepcopy(self.pristine, {id(t): t for t in held})
         try:
             yield network
         finally:
             self._idle.append(network)
 
 
-def sharing(network: nn.Module) -> nn.Module:
-    """Return a copy of the modules that holds the very tensors of the original."""
-    held = [*network.parameters(), *network.buffers()]
-    return copy.deepcopy(network, {id(t): t for t in held})
-
-
-@dataclass(frozen=True)
-class Manners:
-    """What forward code does beside computing, found out on a few points."""
+class Manners(NamedTuple):
+    """What forward code does beside computing, found out on a few points; it may be mapped if all is True."""
 
     reads_only: bool = True  # it leaves its input as it is
     draws_by_key: bool = True  # all it draws can be caught
     remembers_nothing: bool = True  # it leaves its buffers as they are
-
-    @property
-    def good(self) -> bool:
-        """Whether it may be mapped."""
-        return self == Manners()
 
 
 class PlainEvaluator:
@@ -152,10 +142,6 @@ class PlainEvaluator:
         self._drawn = Kept(_DRAWN if keep else 0)
         self._keys = {number: rng.key(0, "predict", number) for number in numbers}
         self._draws = True  # whether networks draw
-
-    def together(self, rows: int) -> int:
-        """Return of how many networks the products for some rows are one operation."""
-        return 1
 
     def trees(self, number: int) -> Trees:
         """Return a network with its values."""
@@ -184,8 +170,7 @@ class PlainEvaluator:
             lending = nullcontext() if self.manners.draws_by_key else rng.seeded(int(key), "unkeyed", int(draw))
             with lending, draws.keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
                 own = chunk if self.manners.reads_only else copied(chunk)
-                ready, _ = structure.feed(task.prepared(own, training=False), None)
-                return task.widened(task.run(network, ready))
+                return task.widened(task.run(network, task.fed(own)))
 
         try:
             return together(once, structure.draws, self.each)
@@ -202,20 +187,16 @@ class PlainEvaluator:
 
     def run(self, chunk: Batch) -> Tensor:
         """Return the outputs of all networks for a few points (network, member * draws, batch, ...)."""
-        with torch.no_grad():
-            if self._draws or not self.manners.good:
-                return torch.stack([self._of(number, chunk) for number in self.numbers])
-            return torch.stack(self._silently(chunk))
-
-    def _silently(self, chunk: Batch) -> list[Tensor]:
-        """Return the outputs of networks that draw nothing; what they read is made ready once for all."""
         task, found = self.task, []
-        with draws.keyed(self._keys[self.numbers[0]], catch=False):
-            ready = self._ready(chunk)
-            for number in self.numbers:
-                with self.trees(number).one() as network, task.autocast():
-                    found.append(task.widened(task.run(network, ready)))
-        return found
+        with torch.no_grad():
+            if self._draws or not all(self.manners):
+                return torch.stack([self._of(number, chunk) for number in self.numbers])
+            with draws.keyed(self._keys[self.numbers[0]], catch=False):
+                ready = task.fed(chunk)  # once for all
+                for number in self.numbers:
+                    with self.trees(number).one() as network, task.autocast():
+                        found.append(task.widened(task.run(network, ready)))
+        return torch.stack(found)
 
     def outputs(self, x: Batch, size: int) -> Tensor:
         """Take all points with one network before the next is loaded."""
@@ -244,24 +225,20 @@ class PlainEvaluator:
             with torch.no_grad():
                 for n, b in before.items():
                     now[n].copy_(b)
-            self._forgetful = True
-            trees.forgetful = True
+            self._forgetful = trees.forgetful = True
 
     def _once(self, few: Batch) -> Tensor:
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
-            return self.task.run(network, self._ready(few))
-
-    def _ready(self, x: Batch) -> Batch:
-        return self.task.structure.feed(self.task.prepared(x, training=False), None)[0]
+            return self.task.run(network, self.task.fed(few))
 
     def map_passes(self, few: Batch) -> None:
         """Let passes be mapped together where that is faster and gives the same."""
         structure = self.task.structure
-        if structure.draws == 1 or not self.manners.good or self._keeps(few):
+        if structure.draws == 1 or not all(self.manners) or self._keeps(few):
             return
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
             one = batches.part(few, slice(1))
-            each = room(network, 0, lambda: self.task.run(network, self._ready(one)), structure.draws)
+            each = room(network, 0, lambda: self.task.run(network, self.task.fed(one)), structure.draws)
         if each > 1:
             expected, self.each = self.run(copied(few)), each
             self.rows = min(ROWS, max(128, _PASSED // (each * _widest(self.trees(self.numbers[0]).pristine))))
@@ -278,7 +255,7 @@ class PlainEvaluator:
     def stackable(self, few: Batch) -> bool:
         """Return whether one mapped call of these networks is possible and takes less time."""
         network = self.trees(self.numbers[0]).pristine
-        if len(self.numbers) < _STACK or not self.keep or not self.manners.good or self.task.structure.draws > 1:
+        if len(self.numbers) < _STACK or not self.keep or not all(self.manners) or self.task.structure.draws > 1:
             return False
         return not any(is_looped(m) for m in network.modules()) and not (self._draws and self._keeps(few))
 
@@ -293,7 +270,7 @@ class StackedEvaluator:
         self.plain, self.numbers, self.operations = plain, plain.numbers, plain.operations
         network = plain.trees(self.numbers[0]).pristine
         self.rows = max(128, _LAYER // (len(self.numbers) * _widest(network)))
-        self._most = _ARITHMETIC // max(1, sum(p.numel() for p in network.parameters()))  # rows
+        self.most = _ARITHMETIC // max(1, sum(p.numel() for p in network.parameters()))  # rows that are mapped, at most
         self._trees, self._ties = Trees(network), ties_of(network)
         self._words = draws.words(*(rng.key(0, "predict", i) for i in self.numbers)).view(-1, 2).to(plain.task.device)
         self._stack()
@@ -301,10 +278,6 @@ class StackedEvaluator:
     def _stack(self) -> None:
         device, states = self.plain.task.device, [self.plain.store.get(i) for i in self.numbers]
         self._values = {n: t.to(device) for n, t in batches.stack([s.params | s.buffers for s in states]).items()}
-
-    def together(self, rows: int) -> int:
-        """All of them, for few points."""
-        return len(self.numbers) if rows <= self._most else 1
 
     def renew(self) -> None:
         """Take the values the store has now; shapes are those of before."""
@@ -322,21 +295,20 @@ class StackedEvaluator:
 
     def run(self, chunk: Batch) -> Tensor:
         """Map them, or run them in turn if there are many points or they cannot be mapped."""
-        if batches.rows(chunk) > self._most:
+        if batches.rows(chunk) > self.most:
             return self.plain.run(chunk)
         try:
             return self.stacked(chunk)
         except _UNMAPPABLE:  # forward code may go other ways for other values (experts that get a point now and then)
             found = self.plain.run(chunk)  # what no network can read fails here
-            self._most = 0
+            self.most = 0
             return found
 
     def outputs(self, x: Batch, size: int) -> Tensor:
         """Map them over a chunk at a time, or take all points with one network before the next."""
-        rows = min(size, self.rows)
-        if batches.rows(x) > self._most:
+        if batches.rows(x) > self.most:
             return self.plain.outputs(x, size)
-        return torch.cat([self.run(chunk) for chunk in batches.chunks(x, rows)], 2)
+        return torch.cat([self.run(chunk) for chunk in batches.chunks(x, min(size, self.rows))], 2)
 
 
 Evaluator = PlainEvaluator | StackedEvaluator
@@ -388,7 +360,7 @@ class Evaluation:
 
     def outputs(self, x: Batch, *, batch_size: int, threads: int | None = None) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); threads of torch's operations are settled if None."""
-        evaluators = self.evaluators(x) if batches.rows(x) else self._unsettled()
+        evaluators = self.evaluators(x) if batches.rows(x) or self._settled else self._unsettled()
         x = batches.moved(x, self._task.device)
         found: dict[int, Tensor] = {}
         for evaluator in evaluators:
@@ -415,7 +387,8 @@ class Evaluation:
         if most == 1 or not devices.is_processor(self._task.device):
             return most
         rows = min(batches.rows(x), size, evaluator.rows)
-        return threads_for(evaluator.operations, rows, together=evaluator.together(rows))
+        mapped = isinstance(evaluator, StackedEvaluator) and rows <= evaluator.most
+        return threads_for(evaluator.operations, rows, together=len(evaluator.numbers) if mapped else 1)
 
     def evaluators(self, x: Batch) -> list[Evaluator]:
         """Return the evaluators; the first input that the networks can read decides what they are."""
@@ -430,8 +403,6 @@ class Evaluation:
 
     def _unsettled(self) -> list[Evaluator]:
         """Return evaluators for an input without rows, which tells nothing."""
-        if self._settled is not None:
-            return self._settled
         return [PlainEvaluator(self._task, self._store, stack, keep=False) for stack in self._stacks()[0]]
 
     def _stacks(self) -> tuple[list[list[int]], int]:

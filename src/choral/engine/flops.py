@@ -42,7 +42,7 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *settings: Any, **_: A
 
 
 def _recurrent(x: Any, *weights: Any, **_: Any) -> int:
-    """Return the operations of a recurrent layer that is one kernel, which torch's counter takes for none: every step by every weight.
+    """Return the operations of a recurrent layer that is one kernel: every step by every weight.
 
     Shapes: x (step, batch, feature); weights begin with those of inputs and states: two matrices, or a list of all.
     """
@@ -51,36 +51,28 @@ def _recurrent(x: Any, *weights: Any, **_: Any) -> int:
     return 2 * math.prod(x[:-1]) * sum(math.prod(w) for w in matrices if len(w) > 1)
 
 
-def _recurrent_backward(x: Any, *weights: Any, **_: Any) -> int:
-    """Return the operations of its gradients: those of inputs and of weights, each as much as the forward pass."""
-    return 2 * _recurrent(x, *weights)
-
-
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Return the operations of attention that is one kernel of the processor: each query by each key, and by each value."""
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
-def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
-    """Return the operations of its gradients, twice those of the forward pass."""
-    return 2 * _attention(query, key, value)
-
-
-_KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _recurrent, torch.ops.aten._cudnn_rnn: _recurrent}
+_ops = torch.ops.aten
+_KERNELS = {_ops.mkldnn_rnn_layer: _recurrent, _ops._cudnn_rnn: _recurrent}
 _FORMULAS = {
     kernel: shape_wrapper(formula)
     for kernel, formula in {
-        torch.ops.aten.convolution_backward: _convolution_backward,
+        _ops.convolution_backward: _convolution_backward,
         **_KERNELS,
-        torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
-        torch.ops.aten._cudnn_rnn_backward: _recurrent_backward,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        _ops._scaled_dot_product_flash_attention_for_cpu: _attention,
+        # gradients of inputs and of weights, each as much as the forward pass
+        _ops.mkldnn_rnn_layer_backward: lambda *shapes, **_: 2 * _recurrent(*shapes),
+        _ops._cudnn_rnn_backward: lambda *shapes, **_: 2 * _recurrent(*shapes),
+        _ops._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, *shapes, **__: 2 * _attention(*shapes),
     }.items()
 }
+"""Formulas of operations that torch counts otherwise, or has none for."""
 
-
-_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.convolution, torch.ops.aten.baddbmm, *_KERNELS)
+_PRODUCTS = (_ops.mm, _ops.addmm, _ops.convolution, _ops.baddbmm, *_KERNELS)
 """Operations that multiply by weights; attention multiplies activations by bmm."""
 
 
@@ -104,20 +96,17 @@ class Flops:
 
     def train(self, state: State | None) -> float:
         """Return operations of one training point: forward and backward of the joint network, without masked weights."""
-        counts = self._of(None if state is None else state.form)
-        return counts.train - self._masked(state, counts, 0)
+        return self._unmasked(state, 0)
 
     def predict(self, state: State | None) -> float:
         """Return operations of one predicted point: one forward pass of the joint network, without masked weights."""
-        counts = self._of(None if state is None else state.form)
-        return counts.predict - self._masked(state, counts, 1)
+        return self._unmasked(state, 1)
 
-    @staticmethod
-    def _masked(state: State | None, counts: _Counts, of: int) -> float:
-        masks = {} if state is None else state.mask
-        return sum(
-            (1 - int(m.sum()) / m.numel()) * counts.weights[n][of] for n, m in masks.items() if n in counts.weights
-        )
+    def _unmasked(self, state: State | None, of: int) -> float:
+        counts, masks = self._of(None if state is None else state.form), {} if state is None else state.mask
+        whole = (counts.train, counts.predict)[of]
+        known = {n: m for n, m in masks.items() if n in counts.weights}
+        return whole - sum((1 - int(m.sum()) / m.numel()) * counts.weights[n][of] for n, m in known.items())
 
     def remaining(self, state: State, share: Mapping[str, float]) -> dict[str, float]:
         """Return the parameters and operations still at work, as shares of those of the network that was built.
@@ -133,12 +122,9 @@ class Flops:
         }
 
     def _of(self, form: dict[str, Any] | None) -> _Counts:
-        if repr(form) not in self._known:
-            self._known[repr(form)] = self._count(form)
-        return self._known[repr(form)]
-
-    def _count(self, form: dict[str, Any] | None) -> _Counts:
         """Run a network once in evaluation, and once forwards and backwards; it is left as it was."""
+        if repr(form) in self._known:
+            return self._known[repr(form)]
         network, task = self.task.blueprint.network(form), self.task
         saved = {n: b.detach().clone() for n, b in network.named_buffers()}
         mode = network.training
@@ -147,7 +133,7 @@ class Flops:
         calls = Calls(network)
         predict, train = Counting(calls, _FORMULAS), Counting(calls, _FORMULAS)
         with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad(), calls, predict:
-            network.eval()(task.structure.feed(task.prepared(x, training=False), None)[0])
+            network.eval()(task.fed(x))
         if task.structure.members > 1:  # a joint network looks once at every new number of rows
             with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad():
                 task.forward_loss(network.train(), x, y)
@@ -162,19 +148,15 @@ class Flops:
                 b.copy_(saved[name])
         network.train(mode)
         weights, again = _by_weight(network, train.modules, passes), _by_weight(network, predict.modules, {})
-        return _Counts(
+        sizes = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
+        self._known[repr(form)] = found = _Counts(
             train.total / len(y),
             predict.total / len(y),
             {n: (weights[n] / len(y), again.get(n, 0.0) / len(y)) for n in weights},
             {n: sum(ops.values()) * passes.get(n, 1) / len(y) for n, ops in train.modules.items()},
-            _sizes(network),
+            sizes | {_ALL: sum(p.numel() for p in network.parameters())},
         )
-
-
-def _sizes(network: nn.Module) -> dict[str, int]:
-    """Return the parameters of each layer, and of all."""
-    own = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
-    return own | {_ALL: sum(p.numel() for p in network.parameters())}
+        return found
 
 
 def _by_weight(
@@ -214,7 +196,9 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
 
     def train(phase: Train, place: Place, reached: _Reached) -> _Reached:
         state, times = reached
-        found.train_flops += times * phase.epochs * _points(phase, state, source) * flops.train(state)
+        points = source.drawn(None if state is None else state.subset)  # without a last batch that is left out
+        points = min(batches_in(points, phase.batch_size) * phase.batch_size, points)
+        found.train_flops += times * phase.epochs * points * flops.train(state)
         return reached
 
     def collect(phase: Collect, place: Place, reached: _Reached) -> _Reached:
@@ -259,10 +243,3 @@ class _Reached(NamedTuple):
 
     state: State | None
     times: int
-
-
-def _points(phase: Train, state: State | None, source: Source) -> int:
-    """Return the points of one epoch: those of the member's own part, without a last batch that is left out."""
-    own = None if state is None else state.subset
-    points = source.drawn(own)
-    return min(batches_in(points, phase.batch_size) * phase.batch_size, points)

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
 from choral.engine.checkpoint import Checkpoints
@@ -40,24 +42,12 @@ _PLAN = {
 }
 
 
-RUN_FILES = (
-    "plan.json",
-    "command.json",
-    "table.json",
-    "likelihood.json",
-    "log.jsonl",
-    "results.json",
-    "evaluation.json",
-    "report.json",
-    "report.html",
-    "out_of_fold.safetensors",
-    "ensemble.choral",
-    "choice.json",
-)
-_BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
-_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept", "cut")
 MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
 """Files that are made of finished members."""
+_BEGUN = ("plan.json", "command.json", "table.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
+RUN_FILES = (*_BEGUN, *MADE_AGAIN)
+_BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
+_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept", "cut")
 
 
 @contextlib.contextmanager
@@ -130,15 +120,11 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
     if planned and not overwrite:
         return
     strange = next((folder / name for name in RUN_FILES if not _is_ours(folder / name)), None)
+    if strange is None and overwrite:
+        strange = MemberStore(folder / "members").strange(planned=planned)
     if strange is not None:
         raise RunError(
             f"{folder} holds {strange.name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
-            "(--out)."
-        )
-    strange = MemberStore(folder / "members").strange(planned=planned) if overwrite else None
-    if strange is not None:
-        raise RunError(
-            f"{strange} is no member that a run of choral wrote, and overwriting would replace it; move it away, or use another run_dir "
             "(--out)."
         )
     if not overwrite and (folder / "choice.json").exists():
@@ -172,22 +158,21 @@ def clear(folder: Path) -> None:
     """Remove what choral wrote into a run folder, and nothing else."""
     MemberStore(folder / "members").keep_only(())
     Checkpoints(folder / "checkpoints").clear()
-    _clear_leaves(folder / "leaves")
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
-
-
-def _clear_leaves(folder: Path) -> None:
-    """Remove what leaves wrote; folders in which something else lies stay."""
-    inside = [] if folder.is_symlink() else sorted(folder.rglob("*"), reverse=True)  # a folder behind what is in it
-    for path in inside:
-        if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError):
-                path.rmdir()
-        elif path.suffix in (".json", ".jsonl", ".safetensors", ".part"):
+    leaves = folder / "leaves"
+    inside = [] if leaves.is_symlink() else sorted(leaves.rglob("*"), reverse=True)  # a folder behind what is in it
+    for path in [*inside, leaves]:
+        if path.suffix in (".json", ".jsonl", ".safetensors", ".part"):
             path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+        else:
+            with contextlib.suppress(OSError):  # something else lies in it
+                path.rmdir()
+
+
+def environment(threads: int) -> dict[str, Any]:
+    """Return what decides the last bits of sums."""
+    return {"threads": threads, "torch": torch.__version__}
 
 
 def run_of(plan: dict[str, Any]) -> str:

@@ -92,7 +92,8 @@ def _apart(old: list[str], new: list[str]) -> tuple[str, str]:
 
 def _layers(network: nn.Module) -> Iterator[tuple[str, list[str]]]:
     for name, module in network.named_modules(remove_duplicate=False):
-        hooks = [hook for kind in _HOOKS for hook in vars(module).get(kind, {}).values() if not _is_ours(hook)]
+        hooks = [hook for kind in _HOOKS for hook in vars(module).get(kind, {}).values()]
+        hooks = [h for h in hooks if not str(getattr(h, "__module__", type(h).__module__)).startswith("choral.")]
         tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         parts = [f"{k}={portrait(v)}" for k, v in own_attributes(module).items()]
         parts += [f"{n}: {shape_of(t)}" for n, t in tensors] + [f"hook {portrait(h)}" for h in hooks]
@@ -115,10 +116,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, str | int | float | bool)
-
-
-def _is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "choral"
 
 
 _TOTALS = ("epochs", "members", "draws")  # of a whole recipe, with the fields of plans they are sums of:

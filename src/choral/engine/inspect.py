@@ -37,7 +37,7 @@ from choral.recipes.recipe import Recipe
 from choral.structures.base import Independent, Structure
 from choral.structures.independence import refuse_mixed, stacked_of, why_not_run
 
-_ROWS = 4  # that members are compared on
+_Loss = Callable[[Callable[[Batch], Any]], Tensor]
 _RESHAPES = ("View", "Squeeze", "Unsqueeze", "Reshape", "UnsafeView")
 _TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a weight, or none that are trained
 
@@ -46,7 +46,7 @@ _TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a we
 class Plain:
     """What the pass of the plain network showed."""
 
-    network: nn.Module  # as it was built
+    network: nn.Module | None  # as it was built; None if inputs decide its sizes
     interface: Interface  # how the network is called, and which of its outputs counts
     transforms: Transforms  # of input batches, checked
     floats: torch.dtype  # in which it reads real numbers
@@ -84,9 +84,11 @@ def inspect_plain(
 
     Transforms of `inputs` and the choice of an `output` are as the user gave them.
     """
-    with rng.seeded(0, "look"), draws.keyed(0):
+    with rng.seeded(0, "look"):
         with rng.elsewhere(rng.key(0, "look")):
-            network = nn.Module.to(bare(build), device)  # a network may have a `to` of its own
+            network = bare(build)
+        built = None if is_lazy(network) else copy.deepcopy(network)  # a call may leave something behind
+        network = nn.Module.to(network, device)  # a network may have a `to` of its own
         _refuse_modules(network, structure)
         floats = floats_of(network)
         source.settle(floats)
@@ -102,10 +104,10 @@ def inspect_plain(
             scale=_scale(x),
         )
         if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 2 and holds(network, nn.Embedding):
-            warn(
-                "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images: give tokens as x.long().",
-            )
-        reads, found, calls, wrote = _called(network, reads, batch)
+            said = "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images"
+            warn(f"{said}: give tokens as x.long().")
+        with draws.keyed(0):
+            reads, found, calls, wrote = _called(network, reads, batch)
     if structure.members > 1 and wrote:
         raise InputError(
             f"the network writes into its input, which the {structure.members} members of {type(structure).__name__} share; let "
@@ -129,7 +131,7 @@ def inspect_plain(
     while node is not None and type(node).__name__.startswith(_RESHAPES):
         node = node.next_functions[0][0]
     ending = type(node).__name__.removesuffix("Backward0")
-    return Plain(network, interface, transforms, floats, device, shape, made, needed, ending)
+    return Plain(built, interface, transforms, floats, device, shape, made, needed, ending)
 
 
 def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interface, Any, Calls, bool]:
@@ -264,20 +266,15 @@ def inspect_training(
     network: nn.Module,
     structure: Structure,
     plain: Plain,
-    loss: Callable[[Callable[[Batch], Any]], Tensor],
+    loss: _Loss,
     *,
     rows: int,
     link: str,
 ) -> Findings:
     """Run a copy of the joint network as training will; raise what would fail, or what would train something else without a word.
 
-    Args:
-        network: the joint network, in evaluation mode.
-        structure: what converted it.
-        plain: what the pass of the plain network showed.
-        loss: calls the network it is given on the first rows and returns their loss; where nothing is trained, the outputs.
-        rows: how many these are; 0 where nothing is trained.
-        link: the function that the likelihood puts outputs through.
+    `loss` calls the network it is given on so many first `rows`, and returns their loss; the outputs, where nothing is trained and rows
+    are 0. `link` is the function that the likelihood puts outputs through.
     """
     trial = _Trial(network, structure, loss, training=rows > 0 or isinstance(network, Joint))
     generators, held = global_states(), attributes(trial.network)
@@ -288,7 +285,12 @@ def inspect_training(
         if isinstance(trial.network, Joint):
             refuse_mixed(trial.network, structure.unfold(trial.outputs), trial.inputs, list(trial.running.called))
         if rows:
-            _refuse_constant(trial, value)
+            named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
+            if named.isdisjoint(map(id, parameters_of(value))):
+                raise InputError(
+                    "the loss depends on no parameter of the network that is to be trained, so nothing would be learned; leave the tensors of "
+                    "forward and of the loss attached (no detach, item, numpy or no_grad on the way)."
+                )
             value.sum().backward()
     except ChoralError:
         raise
@@ -326,24 +328,15 @@ def inspect_training(
 class _Trial:
     """A copy of a joint network, and what its last call showed."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        structure: Structure,
-        loss: Callable[[Callable[[Batch], Any]], Tensor],
-        *,
-        training: bool,
-    ):
+    def __init__(self, network: nn.Module, structure: Structure, loss: _Loss, *, training: bool):
         self.network, self.structure, self._loss = copy.deepcopy(network).train(training), structure, loss
         self.trained = {name for name, p in network.named_parameters() if p.requires_grad}
         converted = not isinstance(structure, Independent)
         self.layers = {n: m for n, m in self.network.named_modules() if n and converted and _is_ours(m)}
         self.inputs: list[Tensor] = []  # what members read, where each has inputs of its own
         self.outputs: Any = None
-        self.past, self.operations = (
-            set[str](),
-            0.0,
-        )  # layers whose weights were read past their call; those of the call
+        self.past = set[str]()  # layers whose weights were read past their call
+        self.operations = 0.0  # of the call
         if isinstance(self.network, Joint):
             stacked_of(self.network)
 
@@ -391,15 +384,6 @@ def _refuse_past(trial: _Trial, plain: Plain) -> None:
         _refuse_remembered("its forward")
 
 
-def _refuse_constant(trial: _Trial, loss: Tensor) -> None:
-    named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
-    if named.isdisjoint(map(id, parameters_of(loss))):
-        raise InputError(
-            "the loss depends on no parameter of the network that is to be trained, so nothing would be learned; leave the tensors of "
-            "forward and of the loss attached (no detach, item, numpy or no_grad on the way)."
-        )
-
-
 def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
     """Return what to raise for an error of a training call."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -408,18 +392,14 @@ def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
             f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) with a "
             "function that takes the output from both."
         )
-    if rows == 1:
-        advice = (
-            "layers that normalize over a batch need two rows in each: give more rows, or a batch_size of 2 or more."
-        )
-        return InputError(f"the network cannot be trained on a batch of 1 row(s): '{said}'; {advice}")
-    if trial.outputs is None and isinstance(trial.network, Joint):
+    if rows != 1 and trial.outputs is None and isinstance(trial.network, Joint):
         return why_not_run(trial.network, error)
-    if trial.outputs is None and not isinstance(trial.structure, Independent):
+    if rows != 1 and trial.outputs is None and not isinstance(trial.structure, Independent):
         return _why_not_converted(trial.structure, trial.running, error)
-    return InputError(
-        f"the network cannot be trained on a batch of {rows} row(s): '{said}'; give data and a loss that fit its outputs."
-    )
+    advice = "give data and a loss that fit its outputs."
+    if rows == 1:
+        advice = "layers that normalize over a batch need two rows in each: give more rows, or a larger batch_size."
+    return InputError(f"the network cannot be trained on a batch of {rows} row(s): '{said}'; {advice}")
 
 
 def _why_not_converted(structure: Structure, running: Calls, error: Exception) -> ConversionError:

@@ -1,8 +1,11 @@
 """Job: all that a run needs, understood and checked before anything is trained."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch.distributed as dist
 
 from choral.base.arguments import is_whole
 from choral.base.errors import InputError, PlanError, unknown_argument, warn
@@ -11,6 +14,7 @@ from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
 from choral.engine.compute import Compute
 from choral.engine.flops import rehearse
+from choral.engine.identity import differences, identity_of
 from choral.engine.inspect import left_plain
 from choral.engine.parts import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
@@ -40,6 +44,44 @@ class Job:
         """The points that tell how far off predictions are: held-out ones, or else those trained on."""
         return self.source if self.validation is None else self.validation.source
 
+    @property
+    def selects(self) -> bool:
+        """Whether networks are chosen while they train."""
+        return self.validation is not None and any(phase.select for phase in trainings(self.recipe.plan))
+
+    @property
+    def is_together(self) -> bool:
+        """Whether branches must be trained side by side, stacked or in turns: they stop together, or are chosen among."""
+        return (self.rules.stop is not None and self.rules.stop.by == "ensemble") or self.selects
+
+
+def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
+    """Return the job that this process makes; InputError in all processes that share batches if one fails, or makes another job."""
+    if parts.size == 1:
+        return make()
+    job, failed, own = None, None, None
+    try:
+        job = make()
+        own = identity_of(job, executor=job.executor)
+    except Exception as error:  # the others wait to hear of it, whatever it is
+        failed = error
+    told: list[Any] = [None] * parts.size
+    dist.all_gather_object(told, (None if failed is None else str(failed), own))
+    if failed is not None:
+        raise failed
+    assert job is not None
+    for rank, (said, other) in enumerate(told):
+        if said is not None:
+            raise InputError(f"process {rank} of {parts.size} cannot take part: {said}")
+        apart = differences(told[0][1], other)
+        if apart:
+            how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
+            raise InputError(
+                f"processes 0 and {rank} are to share every batch of one run, but were given different ones ({how}); give every process the same call "
+                "with all of the data: choral shares batches out itself."
+            )
+    return job
+
 
 def folds_of(cv: Any) -> tuple[int | None, Any]:
     """Return the number of folds of a cross-validation and the groups of its points; InputError for something else.
@@ -51,15 +93,6 @@ def folds_of(cv: Any) -> tuple[int | None, Any]:
     if folds is not None and not is_whole(folds, 2):
         raise InputError(f"cv is {cv!r}; give a whole number of 2 or more, (number, groups), or None.")
     return folds, groups
-
-
-def _check_watched_apart(recipe: Recipe) -> None:
-    """Raise PlanError for a plan that chooses among networks by points which all of them hold out."""
-    if any(phase.select is not None for phase in trainings(recipe.plan)):
-        raise PlanError(
-            f"'{recipe.name}' chooses among networks while they are trained, by points that none of them sees, but every fold sees others; "
-            "give validation=0.2 instead of cv."
-        )
 
 
 OPTIONS: dict[str, Any] = {
@@ -113,17 +146,10 @@ class Call:
         check_batches(whole, recipe.plan)
         if folds is not None:
             source = source.folded(partition(source, folds, seed))
-        task = make_task(
-            self.build,
-            source,
-            recipe,
-            inputs=self["transforms"],
-            output=self["output"],
-            likelihood=self["likelihood"],
-            device=compute.device,
-            precision=compute.precision,
-            parts=parts or parts_of(replace(compute, data_parallel=False)),
-        )
+        given = {name: self[name] for name in ("output", "likelihood")} | {"inputs": self["transforms"]}
+        how = {"device": compute.device, "precision": compute.precision}
+        parts = parts or parts_of(replace(compute, data_parallel=False))
+        task = make_task(self.build, source, recipe, **given, **how, parts=parts)
         recipe = recipe.settled(source.points, task.parameters)
         _say_doubts(task, source, recipe)
         raw, source = source, source.reading(task.likelihood.read)
@@ -132,7 +158,11 @@ class Call:
         watch: Validation | Folds | None = None
         watched = rules.identity(validation, held)
         if folds is not None:
-            _check_watched_apart(recipe)
+            if any(phase.select is not None for phase in trainings(recipe.plan)):
+                raise PlanError(
+                    f"'{recipe.name}' chooses among networks by points that none of them sees, but every fold sees others; give "
+                    "validation=0.2 instead of cv."
+                )
             watch = Folds(task, raw, rules.measure, recipe.combination.word)
             watched = watch.identity(rules)
         elif held is not None:
@@ -146,11 +176,9 @@ def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:
     doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
     for said in ([f"y: {doubt}"] if doubt else []) + [*task.findings.doubts]:
         warn(said)
-    plain = left_plain(task.blueprint.network(), task.structure)
-    if plain:
-        _LOG.warning(
-            "%s leaves the weights of %s as they are, the same for every member and draw", recipe.name, ", ".join(plain)
-        )
+    if plain := left_plain(task.blueprint.network(), task.structure):
+        said = "%s leaves the weights of %s as they are, the same for every member and draw"
+        _LOG.warning(said, recipe.name, ", ".join(plain))
 
 
 def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:

@@ -32,34 +32,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Group:
-    """The processes that train together: torch's default process group."""
-
-    rank: int
-    size: int
-
-    def total(self, tensor: Tensor) -> Tensor:
-        """Return the sum over processes, in place."""
-        dist.all_reduce(tensor)
-        return tensor
-
-    def agreed(self, value: T) -> T:
-        """Return the first process's value in all of them."""
-        held: list[Any] = [value]
-        dist.broadcast_object_list(held)
-        return held[0]
-
-
-@dataclass(frozen=True)
 class Piece:
     """Some rows of a batch, and what they are of it."""
 
     x: Batch
     y: Tensor
     weights: Tensor | None
-    part: Part | None  # None for a whole batch
-    share: Tensor | float  # of the loss
-    first: bool  # whether penalties are counted with this one
+    part: Part | None = None  # None for a whole batch
+    share: Tensor | float = 1.0  # of the loss
+    first: bool = True  # whether penalties are counted with this one
 
 
 @dataclass(frozen=True)
@@ -67,38 +48,35 @@ class Parts:
     """How a batch is taken."""
 
     accumulate: int = 1  # parts that each process takes one after the other
-    group: Group | None = None  # the processes that share each batch; None for one
+    rank: int = 0  # number of this process in torch's default group, if processes share each batch
+    size: int = 1  # how many there are
 
     @property
     def writes(self) -> bool:
         """Whether this process writes what the run leaves."""
-        return self.group is None or self.group.rank == 0
-
-    @property
-    def among(self) -> tuple[int, int]:
-        """Number of this process, and how many there are."""
-        return (0, 1) if self.group is None else (self.group.rank, self.group.size)
+        return self.rank == 0
 
     @property
     def environment(self) -> dict[str, int]:
         """What decides the last bits of sums, where it is not the usual."""
-        found = {"processes": self.among[1], "accumulate": self.accumulate}
+        found = {"processes": self.size, "accumulate": self.accumulate}
         return {name: count for name, count in found.items() if count > 1}
 
     def agreed(self, value: T) -> T:
         """Return the first process's value."""
-        return value if self.group is None else self.group.agreed(value)
+        held: list[Any] = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(held)
+        return held[0]
 
     def summed(self, tensor: Tensor) -> Tensor:
         """Return the sum over processes."""
-        return tensor if self.group is None else self.group.total(tensor.clone())
+        return tensor if self.size == 1 else _Summed.forward(tensor)
 
     def of(
         self, x: Batch, y: Tensor, weights: Tensor | None, likelihood: Likelihood, part: Part | None
     ) -> Sequence[Piece]:
         """Return what this process is given of a batch in parts; `part` says where that lies in the batch, None that it is all of it."""
-        if part is None and self.accumulate == 1:
-            return (Piece(x, y, weights, None, 1.0, first=True),)
         begin, whole = (0, len(y)) if part is None else (part.start, part.of)
         cuts = [len(y) * i // self.accumulate for i in range(self.accumulate + 1)]
         found = [
@@ -139,16 +117,13 @@ class Parts:
 
     def gather(self, params: Mapping[str, Tensor]) -> None:
         """Give every process the sum of the gradients; a parameter that none of them used keeps none."""
-        if self.group is None:
-            return
-        used = torch.tensor([float(p.grad is not None) for p in params.values()])
+        used = self.summed(torch.tensor([float(p.grad is not None) for p in params.values()]))
         flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1) for p in params.values()]
         by_type: dict[torch.dtype, list[int]] = {}
         for i, t in enumerate(flat):
             by_type.setdefault(t.dtype, []).append(i)
-        self.group.total(used)
         for numbers in by_type.values():
-            joined = self.group.total(torch.cat([flat[i] for i in numbers]))
+            joined = self.summed(torch.cat([flat[i] for i in numbers]))
             for i, own in zip(numbers, joined.split([flat[i].numel() for i in numbers])):
                 flat[i] = own
         for p, grad, times in zip(params.values(), flat, used.tolist()):
@@ -159,14 +134,12 @@ class Parts:
 
     def share_statistics(self, network: nn.Module) -> None:
         """Give every process the mean of the running statistics, where BatchNorm takes those of each part: all hold one network."""
-        if self.group is None or self.accumulate == 1:
+        if self.size == 1 or self.accumulate == 1:
             return
         with torch.no_grad():
             for name, held in network.named_buffers():
                 if name.endswith(("running_mean", "running_var")):
-                    held.copy_(
-                        self.group.total(held.detach().clone(memory_format=torch.contiguous_format)) / self.group.size
-                    )
+                    held.copy_(self.summed(held) / self.size)
 
     def norms(self, part: Part | None) -> AbstractContextManager[Any]:
         """Return the context in which BatchNorm takes the statistics it should."""
@@ -239,20 +212,19 @@ class _WholeNorm(TorchFunctionMode):
 
 def parts_of(compute: Compute) -> Parts:
     """Return how batches are taken; raises InputError where this process belongs to no group."""
-    group = None
-    if compute.data_parallel:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise InputError(
-                "data_parallel=True, but this process belongs to no group; start it with torchrun and call "
-                "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs), or use the shell: torchrun -m choral fit ..."
-            )
-        group = Group(dist.get_rank(), dist.get_world_size())
-    return Parts(compute.accumulate, group)
+    if not compute.data_parallel:
+        return Parts(compute.accumulate)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            "data_parallel=True, but this process belongs to no group; start it with torchrun and call "
+            "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs), or use the shell: torchrun -m choral fit ..."
+        )
+    return Parts(compute.accumulate, dist.get_rank(), dist.get_world_size())
 
 
 def check_parts(parts: Parts, structure: Structure, points: int, plan: Phase) -> None:
     """Raise InputError, before anything is trained, where batches cannot be taken in parts."""
-    size = parts.among[1]
+    size = parts.size
     if size == 1 and parts.accumulate == 1:
         return
     if not structure.by_row:

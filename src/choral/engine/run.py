@@ -1,86 +1,139 @@
-"""Run a plan: walk its tree in a fixed order, phase by phase, with checkpoints on the way.
+"""Run a plan: train its leaves one after the other, phase by phase, with checkpoints on the way; and say what it cost.
 
-The walk is the same for every executor. A fork's branches are walked in stacks: stacks of one are the sequential
-executor, larger ones are trained together. Each leaf phase has a position in the walk, so a checkpoint needs only the
-position and the open states.
+Stacks of one branch are the sequential executor, larger ones are trained together. Each phase of a leaf has a position in the run, so
+a checkpoint needs only the position and the states that later phases go on from.
 """
 
+import math
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError, warn
 from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
-from choral.engine.context import applied, begun
-from choral.engine.epochs import Epochs, Setting, alike
-from choral.engine.events import Ledger, Log
+from choral.engine.context import BranchContext, acted
+from choral.engine.epochs import Epochs, alike
+from choral.engine.events import Callback, Ledger, Log, last_counted
+from choral.engine.files import write_json
 from choral.engine.flops import Flops
+from choral.engine.folder import environment, read_costs, run_of
 from choral.engine.job import Job
+from choral.engine.leaf import Leaf, cut
 from choral.engine.store import MemberStore
-from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
+from choral.plan.phases import Collect, Operator, Starter, Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
-from choral.plan.walk import Place, Visitor, collected, forks_to, trainings, walk
+from choral.plan.walk import Place, Visitor, collected, forks_to, walk
 
-WIDEST = 512  # branches stacked at once, at most
 _SHARE = 0.02  # of the time that checkpoints take, at most
 
 
 @dataclass(eq=False, kw_only=True)
 class Run:
-    """One execution of a job."""
+    """One execution of leaves of a job: all of them, or one whose origin is `open`."""
 
     job: Job
-    width: int  # branches of a fork that are walked together, at most
+    leaves: Sequence[Leaf]
     apart: bool = False  # whether branches that stop together take turns instead of being stacked
     store: MemberStore  # where members go
     checkpoints: Checkpoints | None  # where states go
     log: Log  # where events go
     seconds: float  # least time between two checkpoints, longer where one takes more than 2 % of it; 0 takes all there could be
+    open: dict[str, Stack] = field(default_factory=dict)  # leaves that others go on from, by their paths
 
     def __post_init__(self) -> None:
         job = self.job
-        self.task, self.plan, self.seed = job.task, job.recipe.plan, job.seed
+        self.task, self.source, self.plan, self.seed = job.task, job.source, job.recipe.plan, job.seed
+        self.validation, self.rules = job.validation, job.rules
         self.flops, self.ledger = Flops(job.task, job.source), Ledger(self.log, job.task.blueprint)
-        self.setting = Setting(job.task, job.source, job.seed, self.flops, self.ledger, job.validation, job.rules)
         self.position = 0
-        self.open: list[Stack] = []  # the stacks above the one walked, parents of its branches
         self.snapshot: Snapshot | None = None
-        self.skip_to: float = 0
+        self.skip_to = 0
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
-        self.collected_at: dict[int, int] = {}  # position of each member's Collect in the walk
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self.setup = 0.0  # seconds of this call before training, where time is limited
         self.cut: list[int] = []  # members that were collected after the time was up
         self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
         self.member_of = collected(self.plan)
+        visits = Visitor(start=self._act, change=self._act, train=self._train, collect=self._collect)
+        self._visitor: Visitor[Stack] = visits
+
+    def context(self, place: Place, variant: Variant, state: State | None = None) -> BranchContext:
+        """Return what an operator at this place is lent; points held out of a state are not among it."""
+        held = None if state is None else state.held
+        return BranchContext(self.task, self.source, self.seed, place, variant, held)
+
+    def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
+        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
+        shares = []
+        for state in states:
+            left = self.task.structure.remaining(state.params, state.buffers)
+            if left is None:
+                return None
+            shares.append(self.flops.remaining(state, left))
+        return shares
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up, that of all parts of a resumed run; one epoch is trained in any case."""
+        counted, limit = self.ledger.counted, self.rules.time_limit
+        if limit is None or not counted["epochs"]:
+            return False
+        return sum(counted.get(f"{what}_seconds", 0.0) for what in ("setup", "train", "validation")) >= limit
 
     def begin(self) -> None:
         """Go to the last whole checkpoint, if there is one; the log forgets what came after it."""
         latest = None if self.checkpoints is None else self.checkpoints.latest()
-        self.snapshot = self.task.parts.agreed(latest)
-        self.log.rewind(0 if self.snapshot is None else self.snapshot.log_bytes)
+        self.snapshot = now = self.task.parts.agreed(latest)
+        self.log.rewind(0 if now is None else now.log_bytes)
         for message in [] if self.checkpoints is None else self.checkpoints.messages:
             self.log.event(kind="warning", message=message)
-        if self.snapshot is not None and self.snapshot.whole is not None:
-            self.store.keep_only(self.snapshot.whole)  # the others were cut by the clock
-        if self.snapshot is not None:
-            self.skip_to, self.ledger.failed = self.snapshot.position, dict(self.snapshot.failed)
-            self.ledger.stopped = list(self.snapshot.stopped)
-            self.ledger.counted = counted = dict(self.snapshot.counted)
-            self.log.event(kind="resumed", position=self.skip_to, epoch=self.snapshot.epoch, counted=dict(counted))
+        if now is None:
+            return
+        if now.whole is not None:
+            self.store.keep_only(now.whole)  # the others were cut by the clock
+        self.skip_to, self.ledger.failed = now.position, dict(now.failed)
+        self.ledger.stopped, self.ledger.counted = list(now.stopped), dict(now.counted)
+        self.log.event(kind="resumed", position=self.skip_to, epoch=now.epoch, counted=dict(now.counted))
 
     def execute(self, only: Collection[int] | None = None) -> None:
-        """Run the plan from where it begins to its end, or train some members only; raises DivergedError if a branch was lost."""
+        """Train the leaves from where the run stands, or some members only; raises DivergedError if a branch was lost."""
         if only is not None:
             self.wanted = {number: place for place, number in self.member_of.items() if number in only}
         if self.setup:
             self.ledger.count(setup_seconds=self.setup)
-        self.walk()
+        self.train()
         self.refuse_lost()
+
+    def mend(self, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
+        """Train lost members (`MemberStore.lost`) again, to the same bytes, past every whole branch; the run has not begun to train.
+
+        Only those collected before the position `until`, the others come anyway, and not those of branches that `failed`. What the run
+        has counted and logged stays as it is.
+        """
+        steps = [(leaf, phase, suffix) for leaf in self.leaves for phase, suffix in leaf.steps]
+        places = {
+            self.member_of[place + suffix]: place + suffix
+            for position, (leaf, phase, suffix) in enumerate(steps)
+            if isinstance(phase, Collect) and position < until
+            for place in leaf.branches
+        }
+        gone = list(failed)
+        wanted = {n: p for n, p in places.items() if n in lost and not any(place.holds(p) for place in gone)}
+        for number in wanted:
+            message = f"member {number} is lost ({lost[number]}); training it again from the start of its branch"
+            self.log.event(kind="warning", message=message)
+        if wanted:
+            job = replace(self.job, rules=replace(self.job.rules, time_limit=None))
+            again = replace(self, job=job, checkpoints=None, log=Log())
+            again.wanted = wanted
+            again.train()
 
     def refuse_lost(self) -> None:
         """Raise DivergedError if a branch was lost; members are counted from 0 as in `Ensemble.member`."""
@@ -97,40 +150,23 @@ class Run:
             f"{kept} of {count} members were kept{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again{where}."
         )
 
-    def walk(self) -> None:
-        """Walk the whole plan."""
-        walk(self.plan, Stack([Branch(Place())]), self._visitor)
-
-    def follow(self, steps: Sequence[tuple[Phase, Place]], stack: Stack) -> None:
-        """Take one stack through some phases of the plan, no fork among them, each with its place from where the branches begin."""
-        for phase, suffix in steps:
-            walk(phase, stack, self._visitor, suffix)
+    def train(self) -> None:
+        """Train the leaves in turn; one that others go on from is held until the last of them begins."""
+        last = {leaf.after: i for i, leaf in enumerate(self.leaves)}
+        for i, leaf in enumerate(self.leaves):
+            held = self.open[leaf.after].branches if leaf.after is not None else ()
+            before = {branch.place: branch for branch in held}
+            begin = [before.get(origin, Branch(origin)) for origin in leaf.origins]
+            branches = [self._branch(place, origin) for place, origin in zip(leaf.branches, begin)]
+            stack = Stack(branches, leaf.origins)
+            self.open = {path: one for path, one in self.open.items() if last.get(path, -1) > i}
+            for phase, suffix in leaf.steps:
+                walk(phase, stack, self._visitor, suffix)
+            self.open[leaf.path] = stack
         if self.snapshot is not None:  # a checkpoint behind the last phase
             self._restore(stack)
 
-    @property
-    def _visitor(self) -> Visitor[Stack]:
-        return Visitor(
-            start=self._start, change=self._change, train=self._train, collect=self._collect, branches=self._branches
-        )
-
-    def twin(self, log: Log) -> "Run":
-        """Return another run of the same plan into the same store, which takes no checkpoints and all the time it needs."""
-        job = replace(self.job, rules=replace(self.job.rules, time_limit=None))
-        return replace(self, job=job, checkpoints=None, log=log)
-
-    def _branches(self, node: Fork, suffix: Place, stack: Stack) -> Iterator[tuple[Place, Stack]]:
-        """Yield the branches of a fork in stacks; places are counted from where their branches begin."""
-        all_branches = [(parent, i) for parent in stack.branches for i in range(node.branches)]
-        width = WIDEST if self._together else self.width
-        self.open.append(stack)
-        for start in range(0, len(all_branches), width):
-            some = all_branches[start : start + width]
-            branches = [self.branch((parent.place + suffix).then("fork", i), parent) for parent, i in some]
-            yield Place(), Stack(branches, stack.version, parents=[parent for parent, _ in some])
-        self.open.pop()
-
-    def branch(self, place: Place, origin: Branch) -> Branch:
+    def _branch(self, place: Place, origin: Branch) -> Branch:
         """Return a branch that begins at a place from the state of another; the forks that the place is in decide its settings."""
         variant = Variant()
         for node, begun_at in forks_to(self.plan, place):
@@ -141,17 +177,6 @@ class Run:
             variant = node.variant(begun_at.branch, generator).within(variant)
         return Branch(place, origin.state, origin.is_new, variant=variant)
 
-    @property
-    def _together(self) -> bool:
-        """Whether branches must be trained side by side, stacked or in turns: they stop together, or are chosen among."""
-        stop = self.setting.rules.stop
-        return (stop is not None and stop.by == "ensemble") or self._selects
-
-    @property
-    def _selects(self) -> bool:
-        """Whether networks are chosen while they train."""
-        return self.setting.validation is not None and any(phase.select for phase in trainings(self.plan))
-
     def _begin(self, stack: Stack) -> tuple[list[Branch], int] | None:
         """Come to the next phase: return the branches to act on and the epochs done of it, or None to pass over it."""
         self.position += 1
@@ -160,10 +185,9 @@ class Run:
         done = 0
         if self.snapshot is not None:
             self._restore(stack)
-            here = (
-                self.position - 1 == self.skip_to
-            )  # else the branch that was trained then is there, and was passed over
-            done, self.snapshot = self.snapshot.epoch if here else 0, None
+            # else the branch that was trained then is there, and was passed over
+            done = self.snapshot.epoch if self.position - 1 == self.skip_to else 0
+            self.snapshot = None
         self._keep_late(stack, self.position - 1, done)
         return [branch for branch in stack.branches if not self.ledger.is_lost(branch)], done
 
@@ -180,32 +204,25 @@ class Run:
             self._checkpoint(stack, self.position, 0)
         return stack
 
-    def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
+    def _act(self, phase: Starter | Operator, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            context = self.setting.context(branch.place + suffix, branch.variant)
-            branch.state, branch.is_new = begun(phase, context), False
-            self._tell(phase, branch.place + suffix, branch.state)
-        return self._end(stack)
-
-    def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
-        for branch in self._sound(stack, suffix):
-            context = self.setting.context(branch.place + suffix, branch.variant, branch.state)
-            if self.setting.is_late and not set(phase.needs) <= branch.reached.slots.keys():
+            place, needs = branch.place + suffix, phase.needs if isinstance(phase, Operator) else ()
+            if self.is_late and needs and not set(needs) <= branch.reached.slots.keys():
                 raise RunError(
                     f"the time was up before training had given what {type(phase).__name__} makes members of; give a larger time_limit."
                 )
-            branch.state = applied(phase, branch.reached, context)
-            self._tell(phase, branch.place + suffix, branch.state)
+            context = self.context(place, branch.variant, branch.state)
+            branch.state = state = acted(phase, branch.state, context)
+            branch.is_new = branch.is_new and isinstance(phase, Operator)
+            total = sum(m.numel() for m in state.mask.values())
+            density = {"density": sum(int(m.sum()) for m in state.mask.values()) / total} if total else {}
+            self.log.event(kind="operator", name=type(phase).__name__, place=str(place), **density)
         return self._end(stack)
 
-    def _tell(self, phase: Phase, place: Place, state: State) -> None:
-        self.log.event(kind="operator", name=type(phase).__name__, place=str(place), **_density(state))
-
     def _collect(self, phase: Collect, suffix: Place, stack: Stack) -> Stack:
-        self.collected_at |= {self.member_of[branch.place + suffix]: self.position for branch in stack.branches}
         for branch in self._sound(stack, suffix):
             number = self.member_of[branch.place + suffix]
-            if self.setting.is_late and not branch.is_new:
+            if self.is_late and not branch.is_new:
                 continue  # nothing came of it before the time was up
             branch.is_new = False
             if self.wanted is None or self.wanted.pop(number, None) is not None:
@@ -235,7 +252,7 @@ class Run:
         position = self.position - 1
         branches, begin = found
         stacks = alike(phase, branches)
-        if phase.select is not None and self._selects and len(stacks) > 1:
+        if phase.select is not None and self.job.selects and len(stacks) > 1:
             raise RunError(
                 f"{type(phase).__name__} chooses among its {len(branches)} branches while they train, but they cannot be stacked (other shapes, or an "
                 "optimizer that looks across members); give them equal shapes and an optimizer of choral.plan."
@@ -254,8 +271,8 @@ class Run:
 
             if number:
                 late(max(begin - before, 0))
-            epochs = Epochs(self.setting, phase, some, suffix, apart=self._together and self.apart)
-            epochs.run(max(begin - before, 0), self._checkpoint_due, finished, late)
+            epochs = Epochs(self, phase, some, suffix, apart=self.job.is_together and self.apart)
+            epochs.execute(max(begin - before, 0), self._checkpoint_due, finished, late)
         return self._end(stack)
 
     def _is_wanted(self, stack: Stack) -> bool:
@@ -267,18 +284,18 @@ class Run:
     def _restore(self, stack: Stack) -> None:
         """Give every open stack the states the checkpoint holds for it; branches not yet begun take their parent's."""
         assert self.snapshot is not None
-        for one in [*self.open, stack]:
-            for i, branch in enumerate(one.branches):
-                saved = self.snapshot.open.get(branch.place)
+        for one in [*self.open.values(), stack]:
+            for branch, origin in zip(one.branches, one.origins):
+                saved, parent = (self.snapshot.open.get(place) for place in (branch.place, origin))
                 if saved is not None and saved.state is not None:
                     branch.state, branch.is_new, branch.watch = saved.state, saved.is_new, saved.watch
-                elif one.parents:
-                    branch.state, branch.is_new = one.parents[i].state, one.parents[i].is_new
+                elif parent is not None:
+                    branch.state, branch.is_new = parent.state, parent.is_new
             one.version = (self.snapshot.position, self.snapshot.epoch)
 
     def _keep_late(self, stack: Stack, position: int, epoch: int) -> None:
         """Take the last checkpoint once the time is up: from there a call with more time goes on."""
-        if self.setting.is_late and not self._is_winding_up:
+        if self.is_late and not self._is_winding_up:
             stack.version = max(stack.version, (position, epoch))
             self._checkpoint(stack, position, epoch, due=True)
             self._is_winding_up = True
@@ -291,7 +308,7 @@ class Run:
         missing = self.store.missing(len(self.member_of)) if due else []
         whole = [n for n in self.member_of.values() if n not in missing] if due else None
         now = Snapshot(position, epoch, held.failed, held.counted, held.stopped, self.log.sync(), whole)
-        self.checkpoints.save([*self.open, stack], now)
+        self.checkpoints.save([*self.open.values(), stack], now)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 
@@ -301,8 +318,120 @@ class Run:
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
 
 
-def _density(state: State) -> dict[str, float]:
-    """Return the share of maskable weights that are at work, if the state has a mask."""
-    mask = state.mask
-    total = sum(m.numel() for m in mask.values())
-    return {"density": sum(int(m.sum()) for m in mask.values()) / total} if total else {}
+def carry_out(
+    job: Job,
+    folder: Path | None,
+    plan: dict[str, Any],
+    width: int,
+    listener: Callback | None,
+    *,
+    seconds: float,
+    started: float,
+) -> tuple[MemberStore, dict[str, Any]]:
+    """Run a job by its settled plan, or what is left of it; return its members and what it cost.
+
+    Without a folder, members are kept in memory and no checkpoints are taken. At most `width` branches are trained together, and so
+    many `seconds` pass between two checkpoints. The call `started` by time.perf_counter.
+    """
+    store = MemberStore() if folder is None else MemberStore(folder / "members", run=run_of(plan))
+    checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
+    with closing(Log(None if folder is None else folder / "log.jsonl", listener)) as log:
+        apart = plan["executor"] == "sequential"
+        leaves = cut(job.recipe.plan, width)
+        run = Run(job=job, leaves=leaves, apart=apart, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
+        if job.rules.time_limit is not None:
+            run.setup = job.task.parts.agreed(time.perf_counter() - started)
+        costs = _completed(run, folder, plan, started=started)
+    if "kept" in costs:
+        store.numbers = costs["kept"]
+    return store, costs
+
+
+def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
+    """Train what is not yet there of a run, which has not begun to walk; return what it cost."""
+    count, parts = len(run.member_of), run.task.parts
+    stands = parts.agreed(None if folder is None else _standing(run, folder, plan, count))
+    if stands is None:
+        run.execute()
+        return parts.agreed(costs_of(run, started))
+    finished, costs, lost = stands
+    _hand_out(run, [number for number in range(count) if number not in lost], costs)
+    added = plan.get("extended")
+    if finished:
+        run.mend(lost)
+    else:
+        if added is not None:
+            run.ledger.counted |= added["counted"]
+        if added is None or parts.agreed(bool(run.checkpoints)):
+            run.begin()
+        if run.snapshot is not None:
+            run.mend(lost, until=run.snapshot.position, failed=run.snapshot.failed)
+        run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
+    if not costs:
+        if not run.ledger.counted["epochs"]:
+            run.ledger.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
+        costs = parts.agreed(costs_of(run, started))
+        if folder is not None:
+            write_json(folder / "results.json", costs, within=folder)
+    if run.checkpoints is not None and "ended" not in costs:
+        run.checkpoints.clear()
+    return costs
+
+
+def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple[bool, dict[str, Any], dict[int, str]]:
+    """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
+    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
+    costs, lost = kept_costs(folder, run.log), run.store.lost(count)
+    if "kept" in costs:  # members that a time limit left out are not lost
+        gone = [number for number in costs["kept"] if number in lost]
+        if gone:
+            raise RunError(
+                f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
+                "where the clock had left it. Go on with a larger time_limit or none, or use another run_dir."
+            )
+        lost = {}
+    begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
+    if lost and begun != now:
+        said = f"{folder} was begun with {begun} and goes on with {now}"
+        warn(f"{said}; members agree with an unbroken run to rounding, not bit for bit.")
+    return finished or not (lost or run.checkpoints), costs, lost
+
+
+def _hand_out(run: Run, present: list[int], costs: dict[str, Any]) -> None:
+    """Give the members that are there to processes without the folder, so that each returns the whole ensemble."""
+    parts = run.task.parts
+    for number in costs.get("kept", present) if parts.size > 1 else ():
+        state = parts.agreed(run.store.get(number) if parts.writes else None)
+        if state is not None and not parts.writes:
+            run.store.put(number, state)
+
+
+def kept_costs(folder: Path, log: Log) -> dict[str, Any]:
+    """Return what results.json says, nothing if it is missing or damaged."""
+    try:
+        return read_costs(folder)
+    except RunError as error:
+        log.event(kind="warning", message=f"{error} It is made again from the log.")
+        return {}
+
+
+def costs_of(run: Run, started: float) -> dict[str, Any]:
+    """Return what a complete run has counted, and what its members cost."""
+    count = len(run.member_of)
+    missing = run.store.missing(count)
+    kept = [number for number in range(count) if number not in missing]
+    if not kept:
+        raise RunError("the time was up before any member had been trained; give a larger time_limit.")
+    if missing and not run.is_late:
+        raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
+    sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
+    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.is_late else {}
+    ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}
+    return ended | {
+        "counted": run.ledger.counted,
+        "parameters": sum(stored for stored, _ in sizes),
+        "predict_flops": sum(flops for _, flops in sizes) * run.task.structure.draws,
+        "networks": len(kept),
+        "outputs": list(run.task.output_shape),
+        "seconds": time.perf_counter() - started,
+    }

@@ -47,7 +47,7 @@ def choose(
     kept = [i for i, count in enumerate(first) if count]
     again = greedy_selection(values[kept], loss, picks=select.picks, weights=weights).counts
     counts = tuple(again[kept.index(i)] if i in kept else 0 for i in range(len(pool)))
-    before = [_watch(c.branch).count if c.is_held else 0 for c in pool]
+    before = [c.branch.watch.count if c.is_held else 0 for c in pool]
     gained = not sum(before) or cost(counts) < (old := cost(before)) - _GAIN * (1 + abs(old))
     _note(pool, counts if gained else before, now, epoch if gained else None)
 
@@ -55,7 +55,7 @@ def choose(
 def _candidates(branches: Sequence[Branch], now: dict[int, Tensor]) -> "list[_Candidate]":
     found = []
     for i, branch in enumerate(branches):
-        held = _watch(branch).held
+        held = branch.watch.held
         if held is not None:
             kept = held.slots[_OUTPUTS]["outputs"]
             found.append(_Candidate(branch, held, kept, True))
@@ -78,7 +78,7 @@ def _note(pool: Sequence[_Candidate], counts: Sequence[int], now: dict[int, Tens
     """Write a choice into the watches; a network that is not chosen is held as it was when it was best."""
     chosen = {str(c.branch.place) for c, count in zip(pool, counts) if count}
     for candidate, count in zip(pool, counts):
-        watch, place = _watch(candidate.branch), str(candidate.branch.place)
+        watch, place = candidate.branch.watch, str(candidate.branch.place)
         if gained is not None:
             watch.gained = gained
         if place in chosen:
@@ -100,11 +100,6 @@ def _held(candidate: _Candidate) -> State:
     return candidate.state.having(memory={}, slots=slots)
 
 
-def _watch(branch: Branch) -> Watch:
-    assert branch.watch is not None
-    return branch.watch
-
-
 def sound(watch: Watch) -> State | None:
     """Return a state that a network had when it was chosen or best; None before the first."""
     if watch.held is None:
@@ -114,14 +109,14 @@ def sound(watch: Watch) -> State | None:
 
 def is_tired(select: Select, branches: Sequence[Branch], epoch: int) -> bool:
     """Return whether no choice has been better for too long."""
-    return epoch - max((_watch(b).gained for b in branches), default=0) >= select.patience
+    return epoch - max((b.watch.gained for b in branches), default=0) >= select.patience
 
 
 def settle(branches: Sequence[Branch]) -> bool:
     """Give every network the state it was chosen in, and its share of the choice; return whether there is one."""
-    total = sum(_watch(b).count for b in branches)
+    total = sum(b.watch.count for b in branches)
     for branch in branches if total else ():
-        watch = _watch(branch)
+        watch = branch.watch
         state = (sound(watch) if watch.count else watch.state) or branch.reached
         share = torch.tensor(watch.count / total, dtype=torch.float64)
         branch.state = state.having(slots=state.slots | {SHARE: {"share": share}})

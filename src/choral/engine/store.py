@@ -1,4 +1,4 @@
-"""Where a run's results go: members as files or in memory, events as lines."""
+"""Where a run's members go: files, or memory."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,7 @@ class MemberStore:
         numbers: which of them this store shows, as its members 0, 1, ...; all if None.
     """
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        *,
-        run: str | None = None,
-        numbers: Sequence[int] | None = None,
-    ):
+    def __init__(self, folder: Path | None = None, *, run: str | None = None, numbers: Sequence[int] | None = None):
         self.folder, self.run, self.numbers = folder, run, numbers
         self._held: dict[int, State] = {}
 
@@ -92,15 +86,14 @@ class MemberStore:
 
     def lost(self, count: int) -> dict[int, str]:
         """Return the numbers below `count` that are missing or cannot be read, each with the reason."""
-        if self.folder is None:
-            return dict.fromkeys(self.missing(count), "missing")
-        found: dict[int, str] = {}
-        for number in range(count):
+        found = dict.fromkeys(self.missing(count), "missing")
+        for number in range(count) if self.folder is not None else ():
             try:
-                self.get(number)
+                if number not in found:
+                    self.get(number)
             except RunError as error:
-                found[number] = str(error) if self.path(number).exists() else "missing"
-        return found
+                found[number] = str(error)
+        return dict(sorted(found.items()))
 
     def keep_only(self, numbers: Sequence[int]) -> None:
         """Remove the files of all other members that a run wrote, damaged ones too; copies under other names stay."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,6 +62,10 @@ class Task:
     # recorded stacked steps
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(default_factory=dict, compare=False)
 
+    @cached_property
+    def _own_batches(self) -> bool:
+        return self.structure.own_batches
+
     @property
     def parameters(self) -> int:
         """Parameters of the network that is trained, for each of its members."""
@@ -75,7 +80,13 @@ class Task:
 
     def prepared(self, x: Batch, *, training: bool) -> Batch:
         """Return a batch ready for the network: bytes scaled, transforms applied."""
+        if not self.transforms and isinstance(x, Tensor) and x.is_floating_point():
+            return x
         return prepare(x, self.transforms, training=training, floats=self.floats)
+
+    def fed(self, x: Batch) -> Batch:
+        """Return a batch as the joint network reads it in evaluation."""
+        return self.structure.feed(self.prepared(x, training=False), None)[0]
 
     def widened(self, outputs: Tensor) -> Tensor:
         """Return outputs in a type that losses and probabilities can be computed in: float32 at least."""
@@ -84,13 +95,14 @@ class Task:
     def outputs(self, network: nn.Module, x: Batch) -> Tensor:
         """Return what a joint network in evaluation makes of a batch (member, batch, ...), without gradients."""
         with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), self.autocast():
-            ready, _ = self.structure.feed(self.prepared(batches.moved(x, self.device), training=False), None)
-            return self.run(network, ready)
+            return self.run(network, self.fed(batches.moved(x, self.device)))
 
     def run(self, network: Callable[[Batch], Tensor], ready: Batch) -> Tensor:
         """Return the outputs of every member (member, batch, ...) for inputs as the structure feeds them."""
+        if not self.structure.folds_members:
+            return self.structure.unfold(network(ready))
         each = self.structure.members
-        with draws.folded(each, batches.rows(ready) // each) if self.structure.folds_members else nullcontext():
+        with draws.folded(each, batches.rows(ready) // each):
             return self.structure.unfold(network(ready))
 
     def forward_loss(
@@ -110,50 +122,32 @@ class Task:
 
         Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
         """
-        if self.structure.own_batches:
-            return self._loss_by_member(network, x, y, weights, by_member=by_member, smoothing=smoothing)
-        given = y if weights is None else torch.arange(len(y), device=y.device)
-        with self.autocast():
-            inputs, targets = self.structure.feed(self.prepared(x, training=True), given)
-            outputs = self.run(network, inputs)
-        assert targets is not None
-        wide = self.widened(outputs)
-        if weights is None:
-            return self._smoothed(smoothing, wide, targets)
-        return self._smoothed(smoothing, wide, y[targets], weights[targets].to(wide.dtype))  # rows as members read them
-
-    def _smoothed(self, share: float | Tensor | None, *given: Tensor) -> Tensor:
-        """Return the loss with a share of each label spread over all classes, in which it is linear; None for the likelihood's own."""
-        if share is None:
-            return self.likelihood.loss(*given)
-        none, half = (self.likelihood.smoothed(part).loss(*given) for part in (0.0, 0.5))
-        return none + (half - none) * (2 * share)
-
-    def _loss_by_member(
-        self,
-        network: Any,
-        x: Batch,
-        y: Tensor,
-        weights: Tensor | None,
-        *,
-        by_member: bool,
-        smoothing: float | Tensor | None,
-    ) -> Tensor:
-        """Return the loss of members with batches of their own; a batch without a member axis is every member's."""
-        each = self.structure.members
+        structure, each = self.structure, self.structure.members if self._own_batches else 1
 
         def apart(t: Tensor) -> Tensor:
+            """Return a batch of each member; one without a member axis is every member's."""
             return t.unflatten(0, (each, -1)) if by_member else t.expand(each, *t.shape)
 
         with self.autocast():
-            ready = self.prepared(batches.mapped(lambda t: t.flatten(0, 1), x) if by_member else x, training=True)
-            inputs, targets = self.structure.feed(batches.mapped(apart, ready), y if by_member else apart(y))
-            outputs = self.structure.unfold(network(inputs))
+            if self._own_batches:
+                joined = batches.mapped(lambda t: t.flatten(0, 1), x) if by_member else x
+                ready = batches.mapped(apart, self.prepared(joined, training=True))
+                inputs, targets = structure.feed(ready, y if by_member else apart(y))
+                outputs = structure.unfold(network(inputs))
+                weights = weights if weights is None or by_member else apart(weights)
+            else:
+                rows = y if weights is None else torch.arange(len(y), device=y.device)  # as members read them
+                inputs, targets = structure.feed(self.prepared(x, training=True), rows)
+                outputs = self.run(network, inputs)
+                if weights is not None and targets is not None:
+                    targets, weights = y[targets], weights[targets]
         assert targets is not None
         wide = self.widened(outputs)
-        if weights is None:
-            return self._smoothed(smoothing, wide, targets)
-        return self._smoothed(smoothing, wide, targets, (weights if by_member else apart(weights)).to(wide.dtype))
+        given = (wide, targets) if weights is None else (wide, targets, weights.to(wide.dtype))
+        if smoothing is None:
+            return self.likelihood.loss(*given)
+        none, half = (self.likelihood.smoothed(share).loss(*given) for share in (0.0, 0.5))
+        return none + (half - none) * (2 * smoothing)  # which is linear in the share
 
 
 def check_runnable(recipe: Recipe) -> None:

@@ -6,15 +6,13 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 
 import threading
 import types
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.func import grad_and_value
 from torch.fx import GraphModule, Node
 
@@ -56,9 +54,9 @@ class LossScale:
     def divide(self, params: Iterable[Tensor]) -> bool:
         """Divide the gradients in place; return whether they are finite, so that a step can be taken."""
         grads = [p.grad for p in params if p.grad is not None]
-        torch._foreach_mul_(grads, 1 / self.factor)
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(grads, float("inf"))])
-        finite = bool(norms.isfinite().all())
+        for grad in grads:
+            grad.mul_(1 / self.factor)
+        finite = bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
         self._good = self._good + 1 if finite else 0.0
         if not finite:
             self.factor = max(self.factor / 2, _LEAST)
@@ -78,16 +76,11 @@ class Sharing:
     `Likelihood.loss` is the sum over members. A tensor of one member gets from it the gradient it would get alone; a tensor that all
     M members use would get M gradients, and learn at M times the rate. So where something is shared the mean is differentiated, and
     gradients of the members' own tensors, usually the smaller part, are multiplied by M afterwards. The penalty is added once.
-
     """
 
     members: int = 1
-    owned: tuple[
-        str, ...
-    ] = ()  # parameters that belong to one member (with a member axis, for example), if others are shared
-    averaged: bool = (
-        False  # whether anything is shared, so that the mean over members is differentiated instead of the sum
-    )
+    owned: tuple[str, ...] = ()  # parameters that belong to one member, if others are shared
+    averaged: bool = False  # whether anything is shared, so that the mean over members is differentiated, not the sum
 
     def likelihood(self, total: Tensor) -> Tensor:
         """Return what is differentiated, from the sum over members of the likelihood's loss."""
@@ -102,9 +95,9 @@ class Sharing:
 
     def weigh(self, params: Mapping[str, Tensor]) -> None:
         """Bring the gradients of owned tensors to those each member would get alone, in place."""
-        grads = [g for n in self.owned if (g := params[n].grad) is not None]
-        if grads:
-            torch._foreach_mul_(grads, float(self.members))
+        for name in self.owned:
+            if (grad := params[name].grad) is not None:
+                grad.mul_(float(self.members))
 
     def logged(self, loss: Tensor) -> Tensor:
         """Return the loss to be shown: the mean over members, so that it compares with a plain network's."""
@@ -123,23 +116,10 @@ def sharing_of(structure: Structure, network: nn.Module) -> Sharing:
 _ops = torch.ops.aten
 _VIEWS = {_ops.view.default, _ops._unsafe_view.default, _ops.expand.default}
 _LIKE: dict[Any, Any] = {_ops.ones_like.default: torch.ones, _ops.zeros_like.default: torch.zeros}
+# what tensors offer by the same name, with the same arguments
 _METHODS = {
-    "add",
-    "bmm",
-    "div",
-    "expand",
-    "mean",
-    "mul",
-    "neg",
-    "pow",
-    "relu",
-    "sub",
-    "sum",
-    "tanh",
-    "transpose",
-    "view",
+    *["add", "bmm", "div", "expand", "mean", "mul", "neg", "pow", "relu", "sub", "sum", "tanh", "transpose", "view"]
 }
-"""What tensors offer by the same name, with the same arguments."""
 
 _recording = threading.Lock()  # make_fx patches nn.Module while it runs, and two of them would not undo that in order
 
@@ -168,8 +148,7 @@ def _simplify(module: GraphModule) -> None:
 
     20 perceptrons (8-50-1, batch 100) train 1.3 times faster so; calls through `torch.ops` take a microsecond more.
     """
-    graph = module.graph
-    operations = [node for node in graph.nodes if isinstance(node.target, OpOverload)]
+    operations = [node for node in module.graph.nodes if isinstance(node.target, type(_ops.view.default))]
     if any(node.target._schema.is_mutable for node in operations):
         return  # another operation may see what was written
     for node in operations:
@@ -179,16 +158,14 @@ def _simplify(module: GraphModule) -> None:
         name = node.target._schema.name.removeprefix("aten::")
         if name in _METHODS and isinstance(node.args[0], Node):
             node.op, node.target = "call_method", name
-    graph.eliminate_dead_code()
+    module.graph.eliminate_dead_code()
     module.recompile()
 
 
 def _unchanged(node: Node) -> Node | None:
     """Return what a view looks at, if in the same shape."""
-    if node.target in _VIEWS and isinstance(node.args[0], Node):
-        whole = node.args[0]
-        return whole if node.meta["val"].shape == whole.meta["val"].shape else None
-    return None
+    whole = node.args[0] if node.target in _VIEWS else None
+    return whole if isinstance(whole, Node) and node.meta["val"].shape == whole.meta["val"].shape else None
 
 
 def _constant(module: GraphModule, node: Node) -> Node | None:
@@ -222,25 +199,19 @@ _STACKED = "members are trained together here, which such code may not allow; us
 _OWN = "mend it and give the same call again; finished parts of a run folder are kept"
 
 
-@contextmanager
-def explained(where: str, x: Batch, *, stacked: bool = False) -> Iterator[None]:
-    """Raise InputError for any error of a block that is not choral's own; says where in training, and which batch was read."""
-    try:
-        yield
-    except ChoralError:
-        raise
-    except Exception as error:  # code of the user's may fail in any way
-        said = (str(error).strip().splitlines() or [""])[0]
-        if any(word in str(error) for word in _GROUP):
-            raise RunError(
-                f"training stopped {where} where another process of the group was no longer heard of ({said}): it died, or stopped with an error of its "
-                "own; start all of them again, and the run goes on from its last checkpoint."
-            ) from error
-        advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
-        raise InputError(
-            f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "
-            f"{advice}."
-        ) from error
+def stopped(error: Exception, where: str, x: Batch, *, stacked: bool = False) -> ChoralError:
+    """Return what to raise for an error of a training step: where in training it was, and which batch was read."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    if any(word in str(error) for word in _GROUP):
+        return RunError(
+            f"training stopped {where} where another process of the group was no longer heard of ({said}): it died, or stopped with an error of its "
+            "own; start all of them again, and the run goes on from its last checkpoint."
+        )
+    advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
+    return InputError(
+        f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "
+        f"{advice}."
+    )
 
 
 class Pace(NamedTuple):
@@ -251,8 +222,8 @@ class Pace(NamedTuple):
     rate: float
 
 
-class Trainer(ABC):
-    """Takes training steps for one or more networks."""
+class _Trainer:
+    """What both ways have in common. A trainer takes the steps of one or more networks of a training phase."""
 
     network: nn.Module  # that steps go through; there once states are mounted
 
@@ -274,6 +245,13 @@ class Trainer(ABC):
         led = _led(self.network)
         return Stepper(self.trained, members, stacked=stacked, apart=apart, undecayed=undecayed, led=led)
 
+    def _moved(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
+        """Return a batch on the device of the networks."""
+        device = self.task.device
+        if y.device == device:  # so is the rest
+            return x, y, weights
+        return batches.moved(x, device), devices.moved(y, device), weights if weights is None else weights.to(device)
+
     def _drop_gradients(self) -> None:
         for p in self.trained.values():
             p.grad = None
@@ -288,52 +266,37 @@ class Trainer(ABC):
         if clip is not None:
             clip_gradients(self.params, clip, apart=apart, stacked=stacked)
 
+    def losses(self) -> list[float]:
+        """Return the mean training loss of each network since the last call."""
+        means = [loss / max(self.count, 1) for loss in self.task.parts.summed(self.total).reshape(-1).tolist()]
+        self.total, self.count = torch.zeros_like(self.total), 0
+        return means
+
     def _apply_mask(self) -> None:
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
                     p.mul_(m)
 
-    @abstractmethod
-    def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
-        """Take the states in, with the key of each network's draws."""
-
-    @abstractmethod
-    def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
-        """Take one step; `part` says which rows of a batch x and y are, None all."""
-
-    @abstractmethod
-    def gradients(self) -> Params:
-        """Return the gradients of the last network in the last step, by parameter."""
-
-    @abstractmethod
-    def states(self, *, here: bool = False) -> list[State]:
-        """Return copies of the current states, optimizer memory included: in plain memory, or `here` on the device of the network."""
-
-    @abstractmethod
-    def losses(self) -> list[float]:
-        """Return the mean training loss of each network since the last call."""
-
 
 def _led(network: nn.Module) -> frozenset[str]:
     """Return the names of parameters whose first axis runs over the members of a joint network."""
-    own = network.stacked if isinstance(network, Joint) else frozenset[str]()
+    own = network.stacked if isinstance(network, Joint) else ()
     return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") in own)
 
 
-def _in_plain_memory(state: State) -> State:
+def _in_plain_memory(state: State, device: torch.device) -> State:
     """Return a state whose tensors are all where Python runs; slots may have been left on a device by a rule."""
-
-    def placed(tensors: Params) -> Params:
-        return {n: t.cpu() for n, t in tensors.items()}
-
-    slots = {slot: placed(held) for slot, held in state.slots.items()}
-    return state.having(
-        params=placed(state.params), buffers=placed(state.buffers), slots=slots, memory=placed(state.memory)
+    if devices.is_processor(device):
+        return state
+    params, buffers, memory = (
+        {n: t.cpu() for n, t in held.items()} for held in (state.params, state.buffers, state.memory)
     )
+    slots = {slot: {n: t.cpu() for n, t in held.items()} for slot, held in state.slots.items()}
+    return state.having(params=params, buffers=buffers, slots=slots, memory=memory)
 
 
-class PlainTrainer(Trainer):
+class PlainTrainer(_Trainer):
     """One network: the network itself, its own parameters, the plain loop."""
 
     def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
@@ -358,15 +321,15 @@ class PlainTrainer(Trainer):
     def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step, as a hand-written loop would."""
         task = self.task
-        x, y = batches.moved(x, task.device), devices.moved(y, task.device)
-        weights = None if weights is None else devices.moved(weights, task.device)
+        x, y, weights = self._moved(x, y, weights)
         self._drop_gradients()
         catch, lend = self.catch, self.lend
-        for piece in task.parts.of(x, y, weights, task.likelihood, part):
+        whole = part is None and task.parts.accumulate == 1
+        for piece in (Piece(x, y, weights),) if whole else task.parts.of(x, y, weights, task.likelihood, part):
             lending = rng.seeded(self.key, "unkeyed", pace.step) if lend else nullcontext()
             with (
                 lending as lent,
-                task.parts.norms(part),
+                nullcontext() if part is None else task.parts.norms(part),
                 draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
@@ -409,16 +372,10 @@ class PlainTrainer(Trainer):
         (memory,) = self.stepper.memories()
         memory |= {} if self.scale is None else self.scale.memory()
         found = self.state.having(params=now.params, buffers=now.buffers, memory=memory)
-        return [found if here else _in_plain_memory(found)]
-
-    def losses(self) -> list[float]:
-        """Return the mean loss."""
-        mean = float(self.task.parts.summed(self.total)) / max(self.count, 1)
-        self.total, self.count = torch.zeros_like(self.total), 0
-        return [mean]
+        return [found if here else _in_plain_memory(found, self.task.device)]
 
 
-class StackedTrainer(Trainer):
+class StackedTrainer(_Trainer):
     """Several networks of equal shapes at once: stacked leaves, one mapped loss, one backward, one optimizer."""
 
     def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
@@ -462,13 +419,12 @@ class StackedTrainer(Trainer):
         """Return the settings in which networks differ within a forward pass, each as a tensor (network,)."""
         found: Params = {}
         dropout, smoothing = ([v.get(name) for v in self.variants] for name in ("dropout", "smoothing"))
+        device = self.task.device
         if dropout[0] is not None:
             rates = [draws.Rate.of(rate) for rate in dropout]
-            found["threshold"] = torch.tensor([rate.threshold for rate in rates], dtype=torch.int32)
-            found["scale"] = torch.tensor([rate.scale for rate in rates])
-        if smoothing[0] is not None:
-            found["smoothing"] = torch.tensor(smoothing)
-        return {name: t.to(self.task.device) for name, t in found.items()}
+            found["threshold"] = torch.tensor([rate.threshold for rate in rates], dtype=torch.int32, device=device)
+            found["scale"] = torch.tensor([rate.scale for rate in rates], device=device)
+        return found if smoothing[0] is None else found | {"smoothing": torch.tensor(smoothing, device=device)}
 
     def _loss(  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
         self,
@@ -499,20 +455,17 @@ class StackedTrainer(Trainer):
 
     def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
         """Take one step for all networks."""
-        device = self.task.device
         self._pace = pace
-        points = self._points
-        x, y = batches.moved(x, device), devices.moved(y, device)
-        own = () if weights is None else (devices.moved(weights, device),)
-        traced = self._recorded(x, y, points, *own)
+        x, y, weights = self._moved(x, y, weights)
+        own = () if weights is None else (weights,)
+        traced = self._recorded(x, y, own)
         if traced is not None:
             with torch.no_grad():
-                inputs = [*self._constant_inputs(points), *own, y, *batches.leaves(x)]
-                *grads, losses = traced(*self.trained.values(), *inputs)
+                *grads, losses = traced(*self._inputs(x, y, own))
             for p, g in zip(self.trained.values(), grads):
                 p.grad = g
         else:
-            held = (self.trained, self.fixed, self.buffers, self.slots, self.words, points, self.own)
+            held = (self.trained, self.fixed, self.buffers, self.slots, self.words, self._points, self.own)
             losses, buffers = self._mapped(*held, x, y, *own)
             self.catch = self._caught
             self._drop_gradients()
@@ -525,11 +478,16 @@ class StackedTrainer(Trainer):
         self.total += self.sharing.logged(losses.detach())
         self.count += 1
 
-    def _constant_inputs(self, points: Tensor) -> list[Tensor]:
-        held = [t for slot in self.slots.values() for t in slot.values()]
-        return [*self.fixed.values(), *held, *self.own.values(), self.words, points]
+    @property
+    def _held(self) -> list[Params]:
+        return [self.trained, self.fixed, *self.slots.values(), self.own]
 
-    def _recorded(self, x: Batch, y: Tensor, points: Tensor, *own: Tensor) -> Callable[..., list[Tensor]] | None:
+    def _inputs(self, x: Batch, y: Tensor, own: Sequence[Tensor]) -> list[Tensor]:
+        """Return all that a recorded step reads."""
+        held = [t for tensors in self._held for t in tensors.values()]
+        return [*held, self.words, self._points, *own, y, *batches.leaves(x)]
+
+    def _recorded(self, x: Batch, y: Tensor, own: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
         """Return the recorded step for these shapes, or None where steps must be mapped afresh.
 
         A record holds sizes as constants, so each number of rows and of stacked networks has one of its own.
@@ -539,26 +497,21 @@ class StackedTrainer(Trainer):
             return None
         graphs, shapes = self.task.graphs, (self._signature, batches.signature(x), tuple(y.shape), len(own))
         if shapes not in graphs:
-            names, slots = list(self.trained), {s: list(v) for s, v in self.slots.items()}
-            fixed_names, own_names = list(self.fixed), list(self.own)
             self._drew = False
 
             def flat(*tensors: Tensor) -> list[Tensor]:
                 given = iter(tensors)
-                params = {n: next(given) for n in names}
-                fixed = {n: next(given) for n in fixed_names}
-                held = {s: {n: next(given) for n in v} for s, v in slots.items()}
-                settings = {n: next(given) for n in own_names}
+                params, fixed, *slots, settings = ({n: next(given) for n in names} for names in self._held)
                 step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
                 words, counts, *rest = given
                 weights, (targets, *parts) = rest[: len(own)], rest[len(own) :]
-                inputs = batches.filled(x, parts)
-                grads, (losses, _) = step(params, fixed, {}, held, words, counts, settings, inputs, targets, *weights)
-                return [*(grads[n].contiguous() for n in names), losses]
+                held = words, counts, settings, batches.filled(x, parts), targets, *weights
+                grads, (losses, _) = step(params, fixed, {}, dict(zip(self.slots, slots)), *held)
+                return [*(grads[n].contiguous() for n in params), losses]
 
-            example, (before, _) = [p.detach() for p in self.trained.values()], attributes(self.network)
+            before, _ = attributes(self.network)
             try:
-                graph = record(flat, [*example, *self._constant_inputs(points), *own, y, *batches.leaves(x)])
+                graph = record(flat, [t.detach() for t in self._inputs(x, y, own)])
             except UNMAPPED:
                 self._recordable = False
                 return None
@@ -583,10 +536,7 @@ class StackedTrainer(Trainer):
         buffers = batches.unstack({n: placed(b) for n, b in self.buffers.items()}, count)
         memory = self.stepper.memories()
         found = [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
-        return found if here else [_in_plain_memory(state) for state in found]
+        return found if here else [_in_plain_memory(state, self.task.device) for state in found]
 
-    def losses(self) -> list[float]:
-        """Return the mean losses."""
-        means = (self.total / max(self.count, 1)).tolist()
-        self.total, self.count = torch.zeros_like(self.total), 0
-        return means
+
+Trainer = PlainTrainer | StackedTrainer

@@ -7,6 +7,7 @@ members whose last state is kept are those of a run without validation.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class Rules:
     time_limit: float | None = None
     score: str = "nll"  # of the task, measured unless `stop` says otherwise
 
-    @property
+    @cached_property
     def measure(self) -> Measure:
         """What is measured."""
         asked = None if self.stop is None else self.stop.monitor
@@ -127,22 +128,13 @@ def set_apart(
 
 
 class Validation:
-    """Measures networks on held-out points.
-
-    Args:
-        task: structure, transforms, likelihood, device.
-        source: the held-out points, with targets as they are in the data; they are read once.
-        measure: what is measured.
-        combine: how members become one prediction, 'probs' or 'logits'.
-    """
+    """Measures networks on held-out points, which are read once; `combine` says how members become one prediction."""
 
     def __init__(self, task: Task, source: Source, measure: Measure, combine: str):
         self.task, self.measure, self.combine = task, measure, combine
         source.settle(task.floats)
         self.source = source.reading(task.likelihood.read)  # as training reads them
-        order = torch.arange(source.points)
-        read = [source.epoch(order[i : i + _CHUNK], _CHUNK) for i in range(0, source.points, _CHUNK)]
-        parts = [part for some in read for part in some]
+        parts = [part for some in torch.arange(source.points).split(_CHUNK) for part in source.epoch(some, _CHUNK)]
         self.chunks: list[Batch] = [batches.moved(x, task.device) for x, _ in parts]
         self.y = torch.cat([y for _, y in parts])
         self.weights = source.weights
@@ -150,10 +142,7 @@ class Validation:
         self._moment = MemberStore()
         self._signature: Any = None
         self._evaluator: Evaluator | None = None
-        self._try()
-
-    def _try(self) -> None:
-        """Refuse points that do not fit and measures that do not exist, before anything is trained."""
+        # refuse points that do not fit and measures that do not exist, before anything is trained
         self.task.blueprint.interface.check(self.chunks[0])
         self.task.likelihood.check_judged(self.y, self.task.output_shape)
         self._try_reading()
@@ -164,10 +153,8 @@ class Validation:
         targets = prediction.targets(few)
         self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
-            warn(
-                f"validation has weights, but the measure {self.measure.name!r} is no mean over points and is taken without them; "
-                "measure 'nll' or another mean for a weighted one.",
-            )
+            said = f"validation has weights, but the measure {self.measure.name!r} is no mean over points"
+            warn(f"{said} and is taken without them; measure 'nll' or another mean for a weighted one.")
 
     def _try_reading(self) -> None:
         """Refuse inputs that the network cannot read, with the shapes on both sides."""
@@ -193,21 +180,15 @@ class Validation:
         """Return the outputs of networks of equal shapes (network, member * draws, batch, ...); each draws by its key."""
         self._moment.hold(dict(zip(keys, states)))
         signature = (tuple(keys), batches.signature(states[0].params), repr(states[0].form))
-        if self._evaluator is None or self._signature != signature:
-            self._evaluator, self._signature = self._chosen(states, keys), signature
-        else:
+        if self._evaluator is not None and self._signature == signature:
             self._evaluator.renew()
+        else:
+            few = copied(batches.part(self.chunks[0], slice(2)))
+            plain = PlainEvaluator(self.task, self._moment, keys, keep=True)
+            plain.look(few)
+            wide = sum(sum(p.numel() for p in state.params.values()) for state in states) > _WIDEST
+            self._evaluator, self._signature = plain if wide else suited(plain, few), signature
         return torch.cat([self._evaluator.run(chunk) for chunk in self.chunks], 2).cpu()
-
-    def _chosen(self, states: Sequence[State], keys: Sequence[int]) -> Evaluator:
-        few = copied(batches.part(self.chunks[0], slice(2)))
-        plain = PlainEvaluator(self.task, self._moment, keys, keep=True)
-        plain.look(few)
-        return (
-            plain
-            if sum(sum(p.numel() for p in state.params.values()) for state in states) > _WIDEST
-            else suited(plain, few)
-        )
 
     def values(self, states: Sequence[State], keys: Sequence[int], *, together: bool) -> list[float]:
         """Return the measure of each network's own prediction, or the one of them all, for each."""
@@ -245,12 +226,11 @@ class Validation:
     def _measured(self, outputs: Tensor, *, together: bool) -> list[float]:
         if together:
             return [self._measure(outputs.flatten(0, 1))] * len(outputs)
-        if self._is_plain_nll:
-            whole = self._prediction(outputs.flatten(0, 1), self._read, None)
-            if whole.mixes:
-                scores = whole.log_scores(whole.targets(self.y)).unflatten(0, outputs.shape[:2])
-                mixed = scores.logsumexp(1) - math.log(outputs.shape[1])
-                return [float(value) for value in -mixed.mean(-1)]
+        whole = self._prediction(outputs.flatten(0, 1), self._read, None) if self._is_plain_nll else None
+        if whole is not None and whole.mixes:
+            scores = whole.log_scores(whole.targets(self.y)).unflatten(0, outputs.shape[:2])
+            mixed = scores.logsumexp(1) - math.log(outputs.shape[1])
+            return [float(value) for value in -mixed.mean(-1)]
         return [self._measure(one) for one in outputs]
 
     def blended(self, outputs: Tensor) -> tuple[Tensor, Loss]:
@@ -262,7 +242,7 @@ class Validation:
         values, loss = prediction.blend(prediction.targets(self.y))
         return values.unflatten(0, outputs.shape[:2]).mean(1), loss
 
-    @property
+    @cached_property
     def _is_plain_nll(self) -> bool:
         """Whether the measure of several networks can be had at once: their log scores, with nothing estimated for each."""
         plain = self.measure == Measure.of("nll") and self.y[0].numel() == 1
@@ -303,6 +283,4 @@ class Folds:
         stop = None if rules.stop is None else rules.stop.to_dict()
         groups = self.source.groups
         held = {} if groups is None else {"groups": hashed([groups.numpy()])}
-        return (
-            rules.identity(None, None) | held | {"folds": self.count, "stop": stop, "restore_best": rules.restore_best}
-        )
+        return held | {"folds": self.count, "stop": stop, "restore_best": rules.restore_best}

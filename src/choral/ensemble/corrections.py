@@ -14,12 +14,7 @@ from choral.predictions import Predictive
 
 
 def checked(values: Sequence[Any], *, kind: type[Predictive]) -> tuple[Correction, ...]:
-    """Return corrections in the order they are applied; raises InputError for two of one sort or of the wrong task.
-
-    Args:
-        values: what the functions of `choral.calibration` returned.
-        kind: what the ensemble predicts.
-    """
+    """Return corrections in the order they are applied; InputError for two of one sort, or one that its kind of prediction does not take."""
     ranked: dict[int, Correction] = {}
     for value in values:
         if not isinstance(value, kind.accepts):
@@ -48,17 +43,11 @@ def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
 
 
 def staying(values: Sequence[Correction], asked: Mapping[str, Any]) -> tuple[Correction, ...]:
-    """Return what stays when corrections are fitted anew: the weights of all members, unless the members are weighed or selected anew.
-
-    Args:
-        values: the corrections there are.
-        asked: options of `fit_corrections`.
-    """
-    if any(asked.get(name) for name in ("select", "greedy", "stacking")):
+    """Return what stays when those `asked` for are fitted: the weights of all members, unless members are weighed or selected anew."""
+    kinds = {type(value) for value in values}
+    if MemberSelection in kinds or any(asked.get(name) for name in ("select", "greedy", "stacking")):
         return ()
-    if any(isinstance(value, MemberSelection) for value in values):  # weights of those selected alone
-        return ()
-    return tuple(value for value in values if isinstance(value, StackingWeights))
+    return tuple(value for value in values if type(value) is StackingWeights)
 
 
 def fit_corrections(
@@ -90,13 +79,13 @@ def fit_corrections(
         seed: of the random shares in sets of classes.
     """
     found: list[Correction] = []
+    targets = prediction.targets(y)
 
     def add(value: Correction) -> None:
         nonlocal prediction
         found.append(value)
-        prediction = correct(prediction, [value])
+        prediction = value.corrected(prediction)
 
-    targets = prediction.targets(y)
     if conformal is not None and level is None:
         raise InputError(
             f"conformal is {conformal!r}, but no level says how much is to be covered; give level=0.9, say."

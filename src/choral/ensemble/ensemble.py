@@ -16,7 +16,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, NotFiniteError, did_you_mean
+from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, did_you_mean
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -28,11 +28,10 @@ from choral.deploy.export import export
 from choral.engine.blueprint import Blueprint
 from choral.engine.compute import Compute
 from choral.engine.evaluate import Evaluation
-from choral.engine.files import pack_tensors
+from choral.engine.files import pack_tensors, sweep, write_bytes
 from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
 from choral.ensemble import corrections
-from choral.ensemble.saving import Saved, naming, save_bytes, save_file
 from choral.layers.attention import put_back
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
@@ -42,40 +41,34 @@ from choral.recipes.recipe import Recipe
 from choral.tables.reading import as_frame, is_frame
 from choral.tables.table import Table, unit_in_words
 
-_LEFT_OUT = "columns left out"
-_LONGEST = 120  # letters of a correction: weights of many members say nothing at a glance
-
 
 def described(ensemble: "Ensemble") -> str:
     """Return method, members, task, likelihood, scaling and size of an ensemble as one line."""
-    said = facts(ensemble) | {"parameters": f"{ensemble._parameters:,} parameters"}
-    return ", ".join(f"{name}: {text}" if name == _LEFT_OUT else text for name, text in said.items())
+    named = {"columns left out": "columns left out: {}", "parameters": "{} parameters"}
+    return ", ".join(named.get(name, "{}").format(text) for name, text in facts(ensemble).items())
 
 
 def facts(ensemble: "Ensemble") -> dict[str, str]:
     """Return method, members, task, likelihood, scaling and size of an ensemble, by subject."""
-    draws = ensemble.recipe.structure.draws
+    draws, info = ensemble.recipe.structure.draws, ensemble.info
     members = f"{ensemble.members} member" + ("" if ensemble.members == 1 else "s")
     left_out = ensemble.table.left_out if ensemble.table is not None else ()
-    chosen = ensemble.info.get("auto")
+    chosen, shape, rows = info.get("auto"), info.get("outputs"), info.get("validation_rows")
+    corrections = ((repr(value), type(value).__name__) for value in ensemble.posthoc)
+    outputs = "" if not shape else f"{shape[0]} outputs" if len(shape) == 1 else f"outputs of shape {tuple(shape)}"
     found = {
         "method": f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
-        "task": ensemble.task + _of_outputs(ensemble),
+        "task": ensemble.task + (f" with {outputs}" if outputs else ""),
         "likelihood": understood_by(ensemble),
         "transforms": ", ".join(map(repr, ensemble._inputs)),
-        "corrections": ", ".join(_brief(repr(value), type(value).__name__) for value in ensemble.posthoc),
-        _LEFT_OUT: ", ".join(short(n, 20) for n in left_out),
+        # weights of many members say nothing at a glance
+        "corrections": ", ".join(text if len(text) <= 120 else f"{name}(...)" for text, name in corrections),
+        "columns left out": ", ".join(short(n, 20) for n in left_out),
         "chosen": f"chosen from {len(chosen['tried'])} trainings ({chosen['reasons'][-1]})" if chosen else "",
-        "validation": f"{rows:,} rows held out for validation"
-        if (rows := ensemble.info.get("validation_rows"))
-        else "",
+        "validation": f"{rows:,} rows held out for validation" if rows else "",
         "parameters": f"{ensemble._parameters:,}",
     }
     return {name: text for name, text in found.items() if text}
-
-
-def _brief(text: str, name: str) -> str:
-    return text if len(text) <= _LONGEST else f"{name}(...)"
 
 
 def understood_by(ensemble: "Ensemble") -> str:
@@ -95,15 +88,6 @@ def said_of(likelihood: Likelihood) -> str:
     """
     said = likelihood.understood()
     return ", ".join([said.pop("likelihood"), *(f"{subject} {words}" for subject, words in said.items())])
-
-
-def _of_outputs(ensemble: "Ensemble") -> str:
-    """Return what the outputs of one point are, if the run has noted it."""
-    shape = ensemble.info.get("outputs")
-    if not shape:
-        return ""
-    count = f"{shape[0]} outputs" if len(shape) == 1 else f"outputs of shape {tuple(shape)}"
-    return f" with {count}"
 
 
 def _check_finite(outputs: Tensor) -> None:
@@ -268,10 +252,27 @@ class Ensemble:
         return ready
 
     def _evaluation_for(self, ready: Batch, device: str, precision: str) -> Evaluation:
+        """Return the networks prepared for inputs such as these, once for each device, precision and kind of inputs."""
         where = usable("cpu" if device == "auto" and precision == "fp64" else device)  # MPS has no float64
-        place = (str(where), precision, any(t.dim() == 4 for t in batches.leaves(ready)))
+        images, floats = any(t.dim() == 4 for t in batches.leaves(ready)), _PRECISIONS[precision]
+        place = (str(where), precision, images)
         if place not in self._evaluations:
-            self._evaluations.setdefault(place, self._evaluation(*place))
+            structure, interface = self.recipe.structure, self._interface
+            blueprint = Blueprint(
+                self._build, structure, device=where, images=images, interface=interface, floats=floats
+            )
+            task = Task(
+                blueprint,
+                structure,
+                self.recipe.objective,
+                self.likelihood,
+                self._inputs,
+                where,
+                precision,
+                floats=floats or self._blueprint.floats,
+            )
+            made = Evaluation(task, self._store, self._count, plain=floats is not None)
+            self._evaluations.setdefault(place, made)
         return self._evaluations[place]
 
     def _arranged(self, x: Any) -> Any:
@@ -293,23 +294,6 @@ class Ensemble:
         if y is None:
             raise InputError("y is None; give the labels or targets of x.")
         return arranged(y, self._interface.columns, "y")
-
-    def _evaluation(self, device: str, precision: str, images: bool) -> Evaluation:
-        recipe, where, floats = self.recipe, usable(device), _PRECISIONS[precision]
-        blueprint = Blueprint(
-            self._build, recipe.structure, device=where, images=images, interface=self._interface, floats=floats
-        )
-        task = Task(
-            blueprint,
-            recipe.structure,
-            recipe.objective,
-            self.likelihood,
-            self._inputs,
-            where,
-            precision,
-            floats=floats or self._blueprint.floats,
-        )
-        return Evaluation(task, self._store, self._count, plain=floats is not None)
 
     @guarded
     def predict(
@@ -355,6 +339,13 @@ class Ensemble:
         twin._store, twin._count = self._store.showing(numbers), len(numbers)
         twin.posthoc, twin._out_of_fold, twin._evaluations = (), None, {}
         return twin
+
+    def _keep_in_memory(self) -> None:
+        """Read all networks, so that the files they come from may go."""
+        store = MemberStore()
+        for i, state in enumerate(self.states()):
+            store.put(i, state)
+        self._store = store
 
     def _uncorrected(self, outputs: Tensor, *, networks: int | None = None) -> Predictive:
         """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""
@@ -437,7 +428,11 @@ class Ensemble:
     @guarded
     def save(self, path: str | Path) -> None:
         """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
-        save_file(Path(path), self.states(), self._about())
+        path = Path(path)
+        if path.is_dir():
+            raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
+        sweep(path.parent, path.name, seconds=3600)
+        write_bytes(path, self._to_bytes())
 
     @guarded
     def export(self, path: str | Path, x: Any = None, *, with_members: bool = False) -> None:
@@ -458,10 +453,12 @@ class Ensemble:
 
     def _to_bytes(self) -> bytes:
         """Return what `save` writes."""
-        return save_bytes(self.states(), self._about())
-
-    def _about(self) -> dict[str, Any]:
-        return {
+        tensors, forms = dict[str, Tensor](), list[Any]()
+        for i, state in enumerate(self.states()):
+            forms.append(state.form)
+            tensors |= {f"{i:05d}/{n}": t for n, t in member_tensors(state).items()}
+        about = {
+            "forms": forms,
             "recipe": self.recipe.to_dict(),
             "likelihood": self.likelihood.to_dict(),
             "inputs": written(self._inputs),
@@ -472,10 +469,4 @@ class Ensemble:
             "info": self.info,
             "posthoc": [v.to_dict() for v in self.posthoc],
         }
-
-
-def ensemble_from(saved: Saved, where: str) -> Ensemble:
-    """Return the ensemble of what a file or folder holds; RunError if its parts do not make one."""
-    parts = {name: value for name, value in vars(saved).items() if name != "fingerprint"}
-    with naming(where):
-        return Ensemble(**parts)
+        return pack_tensors(tensors, about)

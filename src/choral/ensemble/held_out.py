@@ -4,7 +4,6 @@ Out-of-fold predictions are what members say about training rows that were held 
 predictions of new rows (a little worse, since each comes from a part of the members), and no row is lost to testing.
 """
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from choral.base.values import from_dict
 from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.sources import Source
-from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import pack_tensors, sha256, unpack_tensors, write_bytes
 from choral.engine.folder import keep_likelihood, read_likelihood
 from choral.engine.task import some_points
 from choral.ensemble.ensemble import Ensemble
@@ -35,14 +34,10 @@ def settle_noise(
     *,
     run: str = "",
 ) -> None:
-    """Complete an ensemble's likelihood with what is estimated on some points.
+    """Complete an ensemble's likelihood with what is estimated on some points; the folder of a run of this digest keeps it.
 
-    Args:
-        ensemble: its likelihood is replaced.
-        source: points of training or validation, with targets as the likelihood reads them; or outputs that are known already
-            (row, batch, ...), such targets, and weights.
-        folder: the run folder, which keeps what was estimated.
-        run: digest of the run.
+    The points are of training or validation, with targets as the likelihood reads them; or outputs that are known already
+    (row, batch, ...), such targets, and weights.
     """
     if not ensemble.likelihood.estimates:
         return
@@ -60,13 +55,7 @@ def settle_noise(
 
 
 def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> None:
-    """Warn if an ensemble predicts training or validation rows no better than a constant does.
-
-    Args:
-        ensemble: the ensemble.
-        source: the rows, with targets as the likelihood reads them.
-        held_out: whether they are validation rows.
-    """
+    """Warn if an ensemble predicts training or validation rows, with targets as the likelihood reads them, no better than a constant."""
     x, y, _ = some_points(source, _FEW_ROWS)
     try:
         constant = ensemble.likelihood.constant(ensemble._outputs_once(x), y)
@@ -87,25 +76,15 @@ FOLDS = "out_of_fold.safetensors"
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """Predictions for training points by members that were not trained on them.
+    """Predictions for training points by members that were not trained on them."""
 
-    Attributes:
-        outputs: raw outputs (row, point, ...), as `Ensemble.outputs`, of as many members as hold each point out.
-        y: the targets of these points, as they are in the data.
-        folds: the fold that each point belongs to.
-        points: their numbers among all training points (those of weight 0 are not counted); all, unless time was up.
-        weights: of the points, None if all count alike.
-        networks: how many networks hold each point out.
-        shares: what each row counts, None if all count alike.
-    """
-
-    outputs: Tensor
-    y: Tensor
-    folds: Tensor
-    points: Tensor
-    weights: Tensor | None
-    networks: int
-    shares: tuple[float, ...] | None = None
+    outputs: Tensor  # raw (row, point, ...), as `Ensemble.outputs`, of as many members as hold each point out
+    y: Tensor  # the targets, as they are in the data
+    folds: Tensor  # the fold that each point belongs to
+    points: Tensor  # their numbers among all training points (those of weight 0 are not counted)
+    weights: Tensor | None  # of the points, None if all count alike
+    networks: int  # how many hold each point out
+    shares: tuple[float, ...] | None = None  # what each row counts, None if all count alike
 
     def prediction(self, ensemble: Ensemble) -> Predictive:
         """Return what is predicted of the points, without corrections."""
@@ -114,12 +93,7 @@ class OutOfFold:
 
 
 def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
-    """Return the outputs of every member for the points held out of it.
-
-    Args:
-        ensemble: its plan says which fold each network holds out.
-        source: training points with targets as they are in the data, and the fold of each.
-    """
+    """Return the outputs of every member for the training points held out of it; the source says the fold of each."""
     assert source.folds is not None
     kept = ensemble._numbers
     own = [folds_of(ensemble.recipe.plan)[number] for number in kept]
@@ -143,14 +117,7 @@ def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
 
 
 def settle_folds(ensemble: Ensemble, source: Source, folder: Path | None = None, *, run: str = "") -> None:
-    """Complete an ensemble of folds with what its out-of-fold predictions tell: noise, scores and a conformal rule.
-
-    Args:
-        ensemble: is completed.
-        source: training points with targets as they are in the data, and the fold of each.
-        folder: the run folder, which keeps it.
-        run: digest of the run.
-    """
+    """Complete an ensemble of folds with what its out-of-fold predictions tell: noise, scores and a conformal rule."""
     found = gathered(ensemble, source)
     settle_noise(ensemble, (found.outputs, ensemble.likelihood.read(found.y), found.weights), folder, run=run)
     complete(ensemble, found)
@@ -170,18 +137,15 @@ def complete(ensemble: Ensemble, found: OutOfFold) -> None:
 def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
     """Write the out-of-fold predictions of an ensemble into its folder, with the digest of the run they belong to."""
     found: OutOfFold = ensemble._out_of_fold
-    tensors = {"outputs": found.outputs, "y": found.y, "folds": found.folds, "points": found.points}
-    tensors |= {} if found.weights is None else {"weights": found.weights}
-    header = {"run": run, "networks": found.networks, "about": ensemble.info["out_of_fold"]}
+    tensors = {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
+    header = {"run": run, "networks": found.networks, "shares": found.shares, "about": ensemble.info["out_of_fold"]}
     header |= {"posthoc": [value.to_dict() for value in ensemble.posthoc]}
-    header |= {} if found.shares is None else {"shares": list(found.shares)}
-    content = pack_tensors({n: t.contiguous() for n, t in tensors.items()}, header)
-    write_bytes(folder / FOLDS, content, within=folder)
+    write_bytes(folder / FOLDS, pack_tensors(tensors, header), within=folder)
 
 
 def digest_of(path: Path) -> str:
     """Return the digest of a saved ensemble, by which out-of-fold predictions beside it are known to be its own."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256(path.read_bytes())
 
 
 def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[dict[str, Any], tuple[Correction, ...]]:
@@ -214,14 +178,11 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
         if header.get("run") != run:
             return
         rules = tuple(from_dict(rule) for rule in header["posthoc"])
-        held = {name: tensors[name] for name in ("outputs", "y", "folds", "points")}
-        shares = tuple(map(float, header["shares"])) if "shares" in header else None
-        found = OutOfFold(**held, weights=tensors.get("weights"), networks=int(header["networks"]), shares=shares)
+        shares = header["shares"] and tuple(map(float, header["shares"]))
+        found = OutOfFold(**{"weights": None} | tensors, networks=int(header["networks"]), shares=shares)
         fitted = ensemble.with_posthoc(*rules)
     except (OSError, RunError, InputError, KeyError, TypeError, ValueError) as error:
-        warn(
-            f"the out-of-fold predictions in {path} are not loaded ({error}); call fit again to make them anew.",
-        )
+        warn(f"the out-of-fold predictions in {path} are not loaded ({error}); call fit again to make them anew.")
         return
     ensemble._out_of_fold, ensemble.posthoc = found, fitted.posthoc
     ensemble.info = ensemble.info | {"out_of_fold": header["about"]}

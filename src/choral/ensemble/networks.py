@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,31 +65,31 @@ def ensemble_of(
         target, output: which part of the data and of what the networks return counts, as in `choral.fit`.
         combine: how members become one prediction of classes, 'probs' or 'logits'.
     """
-    if build is not None and not callable(build):
+    if not isinstance(networks, Sequence | nn.ModuleList) or isinstance(networks, str) or not networks:
         raise InputError(
-            f"build is {build!r}; give the function that makes the network of state dicts and files, or leave it out."
+            f"networks is {type(networks).__name__}; give a list of at least one network, state dict or .safetensors path."
         )
-    items = _several(networks)
+    items: list[Any] = list(networks)
     given = [_network(item, build, i) for i, item in enumerate(items)]
     member = seq(Start(), Collect())
     plan = member if len(given) == 1 else fork(len(given), member)
     recipe = Recipe(name="given", plan=plan, combine=combine)
     store, source = MemberStore(), source_of(data, target)
     options: dict[str, Any] = {"inputs": transforms, "output": output, "likelihood": likelihood, "standardize": False}
-    kinds: list[_Kind] = []
+    kinds: list[tuple[str, nn.Module, Task]] = []  # networks that compute the same from the same weights
     for i, (item, network) in enumerate(zip(items, given)):
         written = repr(fingerprint(network))
-        number = next((n for n, kind in enumerate(kinds) if kind.suits(network, written, item, source)), len(kinds))
+        alike = (n for n, (w, _, task) in enumerate(kinds) if w == written and _computes(task, network, item, source))
+        number = next(alike, len(kinds))
         if number == len(kinds):
-            kinds.append(_Kind(network, written, make_task(network, source, recipe, **options)))
-            if not kinds[-1].suits(network, written, item, source):
+            kinds.append((written, network, make_task(network, source, recipe, **options)))
+            if not _computes(kinds[-1][2], network, item, source):
                 raise InputError(
                     f"networks[{i}] gives other outputs than a copy of it: it draws at random in evaluation mode, or a function, such as a forward "
                     "that was replaced by another one, remembers the network it was made for; write it as a method of the module's class."
                 )
         store.put(i, state_of(network).having(form={"network": number} if number else None))
-    tasks = [kind.task for kind in kinds]
-    settled = tasks[0]
+    _, builds, tasks = zip(*kinds)
     likelihoods = {task.likelihood for task in tasks}
     if len(likelihoods) > 1:
         raise InputError(
@@ -98,66 +98,29 @@ def ensemble_of(
         )
     if len({task.blueprint.interface.column for task in tasks}) > 1:
         raise InputError("networks: some return (batch,) and some (batch, 1); make their outputs alike.")
-    builds = tuple(kind.network for kind in kinds)
     ensemble = Ensemble(
         builds if len(builds) > 1 else builds[0],
         recipe,
         likelihoods.pop(),
         store,
         len(given),
-        inputs=settled.transforms,
-        interface=settled.blueprint.interface,
+        inputs=tasks[0].transforms,
+        interface=tasks[0].blueprint.interface,
     )
     settle_noise(ensemble, source.reading(ensemble.likelihood.read))
     return ensemble
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Networks that compute the same from the same weights.
-
-    Attributes:
-        network: the first of them.
-        written: what Python shows of it.
-        task: how it is run.
-    """
-
-    network: nn.Module
-    written: str
-    task: Task
-
-    def suits(self, network: nn.Module, written: str, item: Any, source: Source) -> bool:
-        """Return whether this kind with a network's weights computes what the network does, as it was given.
-
-        Args:
-            network: a copy of the network.
-            written: what Python shows of it.
-            item: the network itself, or only its weights.
-            source: points to try it on.
-        """
-        if written != self.written:
-            return False
-        x, _ = source.example(_TRIED)
-        own = self.task.outputs(self.task.blueprint.holding(state_of(network)), x)
-        given = item if isinstance(item, nn.Module) else network
-        interface, ready = self.task.blueprint.interface, self.task.prepared(x, training=False)
-        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), evaluating(given):
-            wanted = interface.call(given, ready)
-        if bool(wanted.isnan().any()):
-            raise InputError(
-                "a network gives NaN for the rows of data that it was tried on; look for NaN in its weights."
-            )
-        return torch.allclose(own[0].to(wanted), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()) + 1e-12)
-
-
-def _several(networks: Any) -> Sequence[Any]:
-    if isinstance(networks, nn.ModuleList):
-        return list(networks)
-    if isinstance(networks, nn.Module | Mapping | str | Path) or not isinstance(networks, Sequence) or not networks:
-        raise InputError(
-            f"networks is {type(networks).__name__}; give a list of at least one network, state dict or .safetensors path."
-        )
-    return networks
+def _computes(task: Task, network: nn.Module, item: Any, source: Source) -> bool:
+    """Return whether a task's network computes with the weights of another what that one, as it was given, does for some points."""
+    x, _ = source.example(_TRIED)
+    own = task.outputs(task.blueprint.holding(state_of(network)), x)
+    given = item if isinstance(item, nn.Module) else network
+    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), evaluating(given):
+        wanted = task.blueprint.interface.call(given, task.prepared(x, training=False))
+    if bool(wanted.isnan().any()):
+        raise InputError("a network gives NaN for the rows of data that it was tried on; look for NaN in its weights.")
+    return torch.allclose(own[0].to(wanted), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()) + 1e-12)
 
 
 def _network(item: Any, build: Build | None, number: int) -> nn.Module:
@@ -195,11 +158,9 @@ def _file(path: Path, where: str) -> dict[str, Tensor]:
 
 
 class Converted:
-    """A joint network with its loss, to be trained by any loop.
+    """A joint network with its loss, to be trained by any loop: give the parameters of `network` to an optimizer.
 
-    Attributes:
-        network: the joint network; give its parameters to an optimizer.
-        points: training points, or the sum of their weights, by which a penalty such as a KL is divided.
+    `points` are the training points, or the sum of their weights, by which a penalty such as a KL is divided.
     """
 
     def __init__(self, task: Task, recipe: Recipe, given: nn.Module, source: Source, seed: int):
@@ -211,11 +172,8 @@ class Converted:
         self._sharing = sharing_of(recipe.structure, self.network)
         for name, p in self.network.named_parameters():
             if name in self._sharing.owned and p.requires_grad:
-                p.register_hook(self._as_alone)
-
-    def _as_alone(self, gradient: Tensor) -> Tensor:
-        """Return the gradient a member would get alone; the loss is the mean over members where something is shared."""
-        return gradient * self._sharing.members
+                # as a member alone would get it: the loss is the mean over members where something is shared
+                p.register_hook(lambda gradient: gradient * self._sharing.members)
 
     def loss(self, x: Any, y: Tensor, *, step: int, progress: float = 1.0, weights: Tensor | None = None) -> Tensor:
         """Return the loss of a batch as choral's engine has it: layout, likelihood and penalty; an autocast around it does not count.
@@ -229,15 +187,12 @@ class Converted:
         """
         with full_precision():
             targets = cast_targets(self._task.likelihood.read(as_targets(y)), self._task.floats)
-            return self._loss(x, targets, step, progress, weights)
-
-    def _loss(self, x: Any, targets: Tensor, step: int, progress: float, weights: Tensor | None) -> Tensor:
-        with draws.keyed(self._key, step):
-            loss = self._sharing.likelihood(self._task.forward_loss(self.network, x, targets, weights))
-        if self._recipe.objective.penalties:
-            params = self._sharing.for_penalty(dict(self.network.named_parameters()))
-            loss = loss + self._recipe.objective.penalty(params, {}, progress, self.points)
-        return loss
+            with draws.keyed(self._key, step):
+                loss = self._sharing.likelihood(self._task.forward_loss(self.network, x, targets, weights))
+            if self._recipe.objective.penalties:
+                params = self._sharing.for_penalty(dict(self.network.named_parameters()))
+                loss = loss + self._recipe.objective.penalty(params, {}, progress, self.points)
+            return loss
 
     @guarded
     def ensemble(self) -> Ensemble:
@@ -284,8 +239,6 @@ def converted(
         transforms: transforms of input batches, as in `choral.fit`.
         seed: of the conversion and of every draw in the loss.
     """
-    if not isinstance(network, nn.Module):
-        raise InputError(f"network is {type(network).__name__}; give an nn.Module.")
     recipe = recipe_of(recipe)
     if recipe.objective.slots:
         raise InputError(

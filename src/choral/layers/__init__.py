@@ -3,19 +3,15 @@
 from choral.base.arguments import offered
 from choral.layers.attention import OpenAttention, open_attention
 from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
-from choral.layers.bayesian.gaussian import GaussianLayer, gaussian_twin
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
 from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
-from choral.layers.bayesian.sampling import at_means
-from choral.layers.bayesian.spike_slab import SpikeSlabLayer
+from choral.layers.bayesian.sampling import GaussianLayer, SpikeSlabLayer, at_means, gaussian_twin
 from choral.layers.convert import layers_of, swap
 from choral.layers.features import Piecewise, piecewise_embedding, quantile_edges
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.joint.masked import MaskedLayer, overlapping_masks
+from choral.layers.joint.layers import MaskedLayer, RankOneLayer, overlapping_masks
 from choral.layers.joint.network import Joint
-from choral.layers.joint.norm import member_norm
-from choral.layers.joint.rank_one import RankOneLayer
-from choral.layers.packed.layers import GroupedLinear, PackedLayer, packed
+from choral.layers.packed.layers import GroupedLinear, PackedLayer, member_norm, packed
 from choral.layers.packed.networks import PackedNetwork, pack
 
 __all__ = [

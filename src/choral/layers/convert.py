@@ -20,6 +20,7 @@ from torch.func import functional_call
 
 from choral.base.draws import under
 from choral.base.errors import ConversionError, did_you_mean
+from choral.layers.functional import Twin
 
 
 def ties_of(network: nn.Module) -> dict[str, str]:
@@ -41,14 +42,7 @@ def ties_of(network: nn.Module) -> dict[str, str]:
 
 
 def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ties: Mapping[str, str]) -> Any:
-    """Return what a network returns with these tensors in the place of its own.
-
-    Args:
-        network: the network.
-        tensors: by the names `named_parameters` and `named_buffers` give.
-        inputs: what it reads.
-        ties: what `ties_of` found in it.
-    """
+    """Return what a network returns with these tensors in the place of its own; ties are what `ties_of` found in it."""
     further = {name: tensors[known] for name, known in ties.items() if known in tensors}
     given = {**tensors, **further}
     with under(holding=partial(_held, network, {**given})) if torch.is_grad_enabled() else nullcontext():
@@ -59,7 +53,7 @@ def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ti
 
 
 class _Part(nn.Module):
-    """A part of a network, as a module that holds the whole network."""
+    """A part of a network, as a module that holds all of it: it is computed with the tensors that the network is given."""
 
     def __init__(self, network: nn.Module, function: Callable[..., Any]):
         super().__init__()
@@ -73,11 +67,7 @@ class _Part(nn.Module):
 def _held(network: nn.Module, tensors: Mapping[str, Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a part that the backward pass computes again, with the tensors that the network held in the forward pass."""
     part, named = _Part(network, function), {f"network.{name}": tensor for name, tensor in tensors.items()}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return functional_call(part, named, args, kwargs, tie_weights=False)
-
-    return call
+    return lambda *args, **kwargs: functional_call(part, named, args, kwargs, tie_weights=False)
 
 
 def _write_back(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
@@ -117,12 +107,6 @@ def tied_layers(network: nn.Module) -> dict[str, str]:
         one, other = (place.rpartition(".")[0] for place in places)
         found |= {one: other, other: one}
     return found
-
-
-def unless_held(network: nn.Module, replace: Replace) -> Replace:
-    """Return what `swap` asks, which answers as the given one does but leaves layers with frozen or tied parameters alone."""
-    tied = tied_layers(network)
-    return lambda name, module: None if name in tied or holds_frozen(module) else replace(name, module)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -186,6 +170,37 @@ def swap(
         return module
 
     return visit("", copy)
+
+
+def convert(
+    network: nn.Module, replace: Replace, who: object, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> nn.Module:
+    """Return what `swap` does, which leaves layers with frozen or tied parameters alone; ConversionError if it swaps nothing.
+
+    Args:
+        network, replace, include, exclude: as in `swap`.
+        who: the structure that converts, for the message.
+    """
+    tied, found = tied_layers(network), False
+
+    def asked(name: str, module: nn.Module) -> nn.Module | None:
+        nonlocal found
+        made = None if name in tied or holds_frozen(module) else replace(name, module)
+        found = found or made is not None
+        return made
+
+    tree = swap(network, asked, include=include, exclude=exclude)
+    if not found:
+        raise ConversionError(
+            f"{type(who).__name__} found no layer to convert in {type(network).__name__}; it takes linear maps and convolutions of torch's "
+            "kinds whose weights are neither frozen nor tied, within include and exclude, and may leave out the one that gives the output."
+        )
+    return tree
+
+
+def plain_network(network: nn.Module) -> nn.Module:
+    """Return a copy of a network with plain layers in the places of their twins."""
+    return swap(network, lambda _, module: module.plain() if isinstance(module, Twin) else None)
 
 
 def layers_of(

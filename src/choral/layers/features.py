@@ -11,6 +11,7 @@ and 2. Waves have phases that are learned, as in Holzmüller et al., "Better by 
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,11 @@ class Piecewise(nn.Module):
 
     def __init__(self, edges: Edges, *, raw: bool = False, even: bool = False):
         super().__init__()
-        self.edges = tuple(checked(i, e) for i, e in enumerate(edges))
+        self.edges = tuple(tuple(map(float, own)) for own in edges)
+        for i, own in enumerate(self.edges):
+            rising = all(map(math.isfinite, own)) and all(b - a > _LEAST for a, b in itertools.pairwise(own))
+            if len(own) == 1 or len(own) > MOST + 1 or not rising:
+                raise InputError(f"edges[{i}] is {own[:4]}...; give () or 2 to {MOST + 1} finite numbers that rise.")
         columns = [_columns(i, e, raw) for i, e in enumerate(self.edges)]
         self.each = max((len(c) for c in columns), default=0)
         if even:
@@ -82,9 +87,8 @@ class Piecewise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the features (batch, width)."""
         source, begin, slope, low, high = self._constants(x)
-        part = (
-            x.index_select(-1, source) - begin
-        ) * slope  # subtracted first: large numbers with narrow bins would round
+        # subtracted first: large numbers with narrow bins would round
+        part = (x.index_select(-1, source) - begin) * slope
         return torch.maximum(torch.minimum(part, high), low)
 
     def _constants(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -103,15 +107,6 @@ class Piecewise(nn.Module):
     def extra_repr(self) -> str:
         """Return the numbers of features and columns."""
         return f"features={self.features}, width={self.width}"
-
-
-def checked(feature: int, edges: Sequence[float]) -> tuple[float, ...]:
-    """Return edges that rise, or raise InputError."""
-    found = tuple(float(e) for e in edges)
-    rising = all(math.isfinite(e) for e in found) and all(b - a > _LEAST for a, b in itertools.pairwise(found))
-    if len(found) == 1 or len(found) > MOST + 1 or not rising:
-        raise InputError(f"edges[{feature}] is {found[:4]}...; give () or 2 to {MOST + 1} finite numbers that rise.")
-    return found
 
 
 def _columns(feature: int, edges: tuple[float, ...], raw: bool) -> list[tuple[int, float, float, float, float]]:
@@ -142,12 +137,12 @@ class Apiece(nn.Sequential):
         One batched product, since grouped convolutions go through their groups one by one: one row of 16 features in a tenth of the time, a
         training step in half. Whoever watches the convolution sees it called.
         """
-        layer = self[1]
-        known = type(layer) is nn.Conv1d and layer.bias is not None and not _is_watched(layer)
-        if not known or not isinstance(x, Tensor) or x.dim() != 2:  # torch.fx traces with what is no tensor
+        layer: Any = self[1]
+        watched = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+        if (
+            type(layer) is not nn.Conv1d or watched or not isinstance(x, Tensor)
+        ):  # torch.fx traces with what is no tensor
             return super().forward(x)
-        assert isinstance(layer, nn.Conv1d)
-        assert layer.bias is not None
         features = layer.groups
         weight = layer.weight.reshape(features, -1, layer.weight.shape[1])  # (feature, output, input)
         apart = x.unflatten(-1, (features, -1)).transpose(0, 1)  # (feature, batch, input)
@@ -155,21 +150,14 @@ class Apiece(nn.Sequential):
         return y.transpose(0, 1).flatten(1)
 
     @property
-    def maps(self) -> nn.Conv1d:
-        """The linear maps: weight (features * outputs, inputs, 1)."""
-        layer = self[1]
-        assert isinstance(layer, nn.Conv1d)
-        return layer
+    def maps(self) -> Any:
+        """The linear maps, an `nn.Conv1d`: weight (features * outputs, inputs, 1)."""
+        return self[1]
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Columns of each feature."""
         return (self.maps.out_channels // self.maps.groups,) * self.maps.groups
-
-
-def _is_watched(layer: nn.Module) -> bool:
-    """Return whether somebody has hooks on a layer."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 class Pixel(nn.Module):
@@ -181,10 +169,7 @@ class Pixel(nn.Module):
 
 
 class Waves(nn.Module):
-    """The cosine of 2 pi times each number.
-
-    Shapes: the same.
-    """
+    """The cosine of 2 pi times each number."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the cosines."""
@@ -206,19 +191,12 @@ class Beside(nn.Module):
 
     def __init__(self, layer: nn.Module, chosen: Sequence[bool]):
         super().__init__()
-        self.layer, self.chosen = layer, tuple(map(bool, chosen))
-        self._ready: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self.layer = layer
+        self.own, self.others = ([i for i, own in enumerate(chosen) if bool(own) is side] for side in (True, False))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the columns of the layer and the other features."""
-        if x.device not in self._ready:
-            places = torch.tensor(self.chosen)
-            self._ready[x.device] = (
-                places.nonzero().flatten().to(x.device),
-                (~places).nonzero().flatten().to(x.device),
-            )
-        own, others = self._ready[x.device]
-        return torch.cat([self.layer(x.index_select(-1, own)), x.index_select(-1, others)], -1)
+        return torch.cat([self.layer(x[..., self.own]), x[..., self.others]], -1)
 
 
 def piecewise_embedding(edges: Edges, width: int) -> nn.Sequential:
@@ -232,7 +210,6 @@ def piecewise_embedding(edges: Edges, width: int) -> nn.Sequential:
     with torch.no_grad():
         maps.maps.weight.zero_()
         maps.maps.weight[:, 0].uniform_(-bound, bound)
-        assert maps.maps.bias is not None
         maps.maps.bias.uniform_(-bound, bound)
     return nn.Sequential(bins, maps)
 

@@ -69,10 +69,10 @@ class FilterResponseNorm(nn.Module):
     @typed
     def __init__(self, channels: int, *, eps: float = 1e-6, learned_eps: bool = False):
         super().__init__()
-        if channels < 1:
-            raise InputError(f"FilterResponseNorm: channels={channels!r} is not a count; give at least 1.")
-        if not eps > 0:
-            raise InputError(f"FilterResponseNorm: eps={eps!r} would divide by zero; give a small number above 0.")
+        if channels < 1 or not eps > 0:
+            raise InputError(
+                f"FilterResponseNorm: channels={channels!r}, eps={eps!r}; give a count and a number above 0."
+            )
         self.channels = channels
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(channels))

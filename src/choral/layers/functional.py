@@ -6,9 +6,9 @@ moment. Padding modes, strides, momentum and all other settings are torch's own.
 """
 
 import copy
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from choral.base import rng
+from choral.base.errors import ConversionError
 from choral.layers.kernels import pointwise
 
 Tensors = Mapping[str, Tensor | None]
@@ -49,33 +50,35 @@ def _computes_as(layer: Any, kind: Any) -> bool:
     held = {*layer._parameters, *layer._buffers, *layer._modules}
     if kind not in WEIGHTED or held != {"weight", "bias"} or any(p.is_meta for p in layer.parameters()):
         return False
-    layer, inputs = copy.deepcopy(layer), layer.in_features if kind is nn.Linear else layer.in_channels
-    least = (
-        max((d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size)), default=0) if spatial(layer) else 0
-    )
-    for training, more in itertools.product((True, False), range(max(layer.stride) + 1 if least else 1)):
-        shape = (2, inputs, *(least + more,) * spatial(layer))
-        x = torch.arange(math.prod(shape), dtype=layer.weight.dtype, device=layer.weight.device).sin().view(shape)
-        layer.train(training)
-        try:
-            with torch.no_grad(), rng.seeded(0, "look"):
-                own, wanted = layer(x), kind.forward(layer, x)
-        except Exception:  # code of the user's may fail in any way, and tensors may be stacked
-            return False
-        if not isinstance(own, Tensor) or not torch.equal(own, wanted):
+    dims, inputs = spatial(layer), layer.in_features if kind is nn.Linear else layer.in_channels
+    least = max((d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size)), default=0) if dims else 0
+    for more in range(max(layer.stride) + 1 if least else 1):
+        x = numbers((2, inputs, *(least + more,) * dims), layer.weight)
+        if not same_results(layer, x, lambda layer, x: kind.forward(layer, x), exact=True):
             return False
     return True
 
 
-def read_through(layer: Any, name: str) -> Any:
-    """Serve as `__getattr__` of layers that keep a plain one in `_plain`: forward code may read its settings (`fc.out_features`)."""
-    try:
-        return nn.Module.__getattr__(layer, name)
-    except AttributeError:
-        plain = layer.__dict__.get("_plain")
-        if plain is None or name in plain[0]._parameters or name in plain[0]._buffers:
-            raise
-        return getattr(plain[0], name)
+def numbers(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return different numbers in a shape, of the type and device of a tensor."""
+    return torch.arange(1, math.prod(shape) + 1, dtype=like.dtype, device=like.device).sin().view(*shape)
+
+
+def same_results(layer: nn.Module, x: Tensor, wanted: Callable[[nn.Module, Tensor], Tensor], *, exact: bool) -> bool:
+    """Return whether a dry run of a layer, in both modes, gives what a function of it does."""
+    layer = copy.deepcopy(layer)
+    for training in (True, False):
+        layer.train(training)
+        try:
+            with torch.no_grad(), rng.seeded(0, "look"):
+                own, right = layer(x), wanted(layer, x)
+        except Exception:  # code of the user's may fail in any way, and tensors may be stacked
+            return False
+        if not isinstance(own, Tensor) or own.shape != right.shape:
+            return False
+        if not (torch.equal(own, right) if exact else torch.allclose(own, right, atol=1e-4)):
+            return False
+    return True
 
 
 def emptied(layer: nn.Module) -> nn.Module:
@@ -106,6 +109,68 @@ def spatial(layer: nn.Module) -> int:
     (2, 0)
     """
     return len(layer.kernel_size) if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) else 0
+
+
+class Twin(nn.Module, ABC):
+    """A layer, or a network, in the place of a plain one."""
+
+    @abstractmethod
+    def plain(self) -> nn.Module:
+        """Return the plain one; of a layer with draws or several components, at their mean."""
+
+
+class Converted(Twin):
+    """A layer whose settings are those of a plain one, which it keeps, and shows, as its own.
+
+    Args:
+        layer: the plain layer; not changed.
+        kinds: the layers of torch that it stands for.
+    """
+
+    shown: tuple[str, ...] = ()  # attributes of its own to show
+
+    def __init__(self, layer: nn.Module, kinds: Sequence[type[nn.Module]]):
+        super().__init__()
+        if own_kind(layer, tuple(kinds)) is None:
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise ConversionError(
+                f"{type(self).__name__} was given {layer}; it takes {names}, without parametrizations."
+            )
+        self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
+
+    def take_over(self, layer: nn.Module, *, parameters: bool = True) -> None:
+        """Make the buffers of a layer, and its parameters, this one's own, under the same names."""
+        for name, p in layer._parameters.items() if parameters else ():
+            self.register_parameter(name, p)
+        for name, b in layer._buffers.items():
+            self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
+
+    @property
+    def settings(self) -> Any:
+        """The plain layer, without tensors."""
+        return self._plain[0]
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Return parameters and buffers by name."""
+        return {**self._parameters, **self._buffers}
+
+    def run(self, x: Tensor, tensors: Tensors) -> Tensor:
+        """Return what the plain layer returns when it holds these tensors."""
+        return operate(self._plain[0], x, tensors, training=self.training)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a setting of the plain layer: forward code may read it (`fc.out_features`)."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            plain = self.__dict__.get("_plain")
+            if plain is None or name in plain[0]._parameters or name in plain[0]._buffers:
+                raise
+            return getattr(plain[0], name)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the plain layer and of this one."""
+        return ", ".join([self._plain[0].extra_repr(), *(f"{name}={getattr(self, name)}" for name in self.shown)])
 
 
 def operate(layer: nn.Module, x: Tensor, tensors: Tensors, *, training: bool) -> Tensor:

@@ -16,10 +16,9 @@ from choral.masks.cells import (
     keep_vectors,
     overlap,
     total_distance,
-)  # fmt: skip
+)
 from choral.masks.prunable import prunable
-from choral.masks.sampling import anti_random_pair, partition, random_masks
-from choral.masks.scoring import erk_densities, magnitude_masks, regrow
+from choral.masks.sampling import anti_random_pair, erk_densities, magnitude_masks, partition, random_masks, regrow
 
 __all__ = [
     "Masks", "Scope", "Shapes", "Unit", "anti_random_pair", "density", "erk_densities", "expand_neurons",

@@ -7,6 +7,7 @@ values in order) and `w:shape`. At float32 and half the weights kept that is 1/2
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,9 +23,7 @@ def pack_bits(mask: Tensor) -> Tensor:
     >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True])).tolist()
     [9, 1]
     """
-    flat = mask.detach().flatten().to(torch.uint8)
-    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8, device=flat.device)).sum(1, dtype=torch.uint8)
+    return torch.from_numpy(np.packbits(mask.detach().flatten().cpu().numpy(), bitorder="little"))
 
 
 def unpack_bits(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
@@ -39,8 +38,7 @@ def unpack_bits(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
             f"a mask of shape {tuple(shape)} takes {-(-numbers // 8)} bytes, but {tuple(bits.shape)} of "
             f"{bits.dtype} were stored; the file is damaged."
         )
-    spread = (bits.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
-    return spread.flatten()[:numbers].bool().view(shape)
+    return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=numbers, bitorder="little")).bool().view(shape)
 
 
 def pack(values: Params, masks: Mapping[str, Tensor]) -> Params:
@@ -104,6 +102,6 @@ def unpack(packed: Params) -> tuple[Params, dict[str, Tensor]]:
         mask = unpack_bits(packed[f"{name}:bits"], tuple(shape.tolist()))
         if int(mask.sum()) != kept.numel():
             raise RunError(f"{name!r}: the mask keeps {int(mask.sum())} values, {kept.numel()} are stored.")
-        values[name] = torch.zeros(mask.shape, dtype=kept.dtype, device=kept.device).masked_scatter_(mask, kept)
+        values[name] = torch.zeros(mask.shape, dtype=kept.dtype).masked_scatter_(mask, kept.cpu())
         masks[name] = mask
     return values, masks

@@ -4,6 +4,7 @@ With unit `connection` a cell is one weight; with unit `neuron` it is one output
 group. The mask makers only ever choose among cells, so they are written once for both units.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -44,12 +45,14 @@ class Cells:
     def expand(self, chosen: Mapping[str, Tensor]) -> Masks:
         """Return weight-shaped masks from one flat choice for each layer or group."""
         leaders = {name: leader for leader, names in self.followers.items() for name in names}
-        return {name: self._expand_one(chosen[leaders[name]], shape) for name, shape in self.shapes.items()}
-
-    def _expand_one(self, chosen: Tensor, shape: tuple[int, ...]) -> Tensor:
         if self.unit == "connection":
-            return chosen.view(shape).clone()
-        return chosen.view(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
+            return {name: chosen[name].view(shape).clone() for name, shape in self.shapes.items()}
+        return {name: _over_rows(chosen[leaders[name]], shape) for name, shape in self.shapes.items()}
+
+
+def _over_rows(chosen: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a choice of rows as a mask of a shape."""
+    return chosen.view(-1, *[1] * (len(shape) - 1)).expand(tuple(shape)).clone()
 
 
 def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
@@ -58,7 +61,7 @@ def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
         raise InputError(f"unit={unit!r} is not known; use 'connection' or 'neuron'.")
     plain = {name: tuple(int(s) for s in shape) for name, shape in shapes.items()}
     if unit == "connection":
-        return Cells({n: _numel(s) for n, s in plain.items()}, {n: (n,) for n in plain}, plain, "connection")
+        return Cells({n: math.prod(s) for n, s in plain.items()}, {n: (n,) for n in plain}, plain, "connection")
     followers: dict[str, tuple[str, ...]] = {}
     tied: set[str] = set()
     for group in groups:
@@ -74,10 +77,6 @@ def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
     followers |= {name: (name,) for name in plain if name not in tied}
     order = [name for name in plain if name in followers]
     return Cells({n: plain[n][0] for n in order}, {n: followers[n] for n in order}, plain, "neuron")
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def is_global(scope: str) -> bool:
@@ -136,12 +135,8 @@ def expand_neurons(shapes: Shapes, keep: Mapping[str, Tensor]) -> dict[str, Tens
             shape = tuple(shapes[name])
             if shape[0] != vector.numel():
                 raise InputError(f"{layer!r} has {shape[0]} neurons, but its keep-vector has {vector.numel()} entries.")
-            masks[name] = vector.bool().view(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
+            masks[name] = _over_rows(vector.bool(), shape)
     return masks
-
-
-def _flat(masks: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([mask.flatten() for mask in masks.values()]) if masks else torch.zeros(0, dtype=torch.bool)
 
 
 def density(mask: Tensor | Mapping[str, Tensor]) -> float:
@@ -150,15 +145,16 @@ def density(mask: Tensor | Mapping[str, Tensor]) -> float:
     >>> density({"a": torch.tensor([True, False]), "b": torch.tensor([False, False])})
     0.25
     """
-    flat = mask.flatten() if isinstance(mask, Tensor) else _flat(mask)
-    return float(flat.sum()) / max(flat.numel(), 1)
+    masks = [mask] if isinstance(mask, Tensor) else list(mask.values())
+    return float(sum(m.sum() for m in masks)) / max(sum(m.numel() for m in masks), 1)
 
 
-def _rows(masks: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+def _rows(masks: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return the masks of members as numbers 0 and 1, (member, weight)."""
     names = [sorted(m) for m in masks]
     if any(n != names[0] for n in names):
         raise InputError(f"masks of different weights cannot be compared: {names}.")
-    return [_flat({name: m[name] for name in names[0]}) for m in masks]
+    return torch.stack([torch.cat([m[name].flatten() for name in names[0]]) for m in masks]).double()
 
 
 def overlap(masks: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -170,12 +166,9 @@ def overlap(masks: Sequence[Mapping[str, Tensor]]) -> Tensor:
     0.3333333432674408
     """
     rows = _rows(masks)
-    result = torch.ones(len(rows), len(rows))
-    for i, one in enumerate(rows):
-        for j, other in enumerate(rows):
-            either = int((one | other).sum())
-            result[i, j] = int((one & other).sum()) / either if either else 1.0
-    return result
+    both = rows @ rows.T
+    either = rows.sum(1)[:, None] + rows.sum(1) - both
+    return torch.where(either > 0, both / either, 1.0).float()
 
 
 def total_distance(masks: Sequence[Mapping[str, Tensor]]) -> float:
@@ -187,4 +180,4 @@ def total_distance(masks: Sequence[Mapping[str, Tensor]]) -> float:
     4.0
     """
     rows = _rows(masks)
-    return sum(float((one ^ other).sum()) ** 0.5 for one in rows for other in rows)
+    return sum(float((one != other).sum()) ** 0.5 for one in rows for other in rows)

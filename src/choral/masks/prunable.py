@@ -1,7 +1,7 @@
 """Which weights of a network masks are made for."""
 
+import fnmatch
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -61,23 +61,27 @@ def prunable(
     if keep_first and order:
         chosen -= set(layers[order[0]])
     parameters = [name for name, _ in network.named_parameters()]
-    for argument, patterns in (("include", include), ("exclude", exclude)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in parameters):
-                raise InputError(
-                    f"{argument}: no parameter fits {pattern!r}; the network has {', '.join(parameters)}."
-                    f"{did_you_mean(pattern, parameters)}"
-                )
+    asked, left = (
+        {name for pattern in patterns for name in _fitting(argument, pattern, parameters)}
+        for argument, patterns in (("include", include), ("exclude", exclude))
+    )
     rows = {weight for name, weights in layers.items() for weight in weights if _fits(network, name, "neuron")}
-    for name in parameters:
-        if any(fnmatchcase(name, pattern) for pattern in include):
-            if unit == "neuron" and name not in rows:
-                raise InputError(
-                    f"include: {name!r} has no neurons; unit='neuron' takes convolutions and linear layers."
-                )
-            chosen.add(name)
-    chosen -= {name for name, p in network.named_parameters() if not p.requires_grad}
-    return [name for name in parameters if name in chosen and not any(fnmatchcase(name, p) for p in exclude)]
+    if unit == "neuron" and asked - rows:
+        raise InputError(
+            f"include: {sorted(asked - rows)[0]!r} has no neurons; unit='neuron' takes convolutions and linear layers."
+        )
+    frozen = {name for name, p in network.named_parameters() if not p.requires_grad}
+    return [name for name in parameters if name in (chosen | asked) - frozen - left]
+
+
+def _fitting(argument: str, pattern: str, parameters: Sequence[str]) -> list[str]:
+    found = fnmatch.filter(parameters, pattern)
+    if not found:
+        raise InputError(
+            f"{argument}: no parameter fits {pattern!r}; the network has {', '.join(parameters)}."
+            f"{did_you_mean(pattern, parameters)}"
+        )
+    return found
 
 
 def _layers(network: nn.Module) -> dict[str, list[str]]:

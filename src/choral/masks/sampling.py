@@ -1,29 +1,42 @@
-"""Masks drawn at random: random, anti-random pairs, and partitions of all weights among members.
+"""How masks are made: drawn at random, shared out among members, by magnitude, and by the drop-and-grow step of sparse training.
 
 Reference: Whitaker & Whitley, "Prune and Tune Ensembles: Low-Cost Ensemble Learning With Sparse Independent
 Subnetworks", AAAI 2022, arXiv:2202.11782, section "Prune and Tune Ensembles".
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.base.types import Params
 from choral.masks.cells import Cells, Groups, Masks, Scope, Shapes, Unit, cells_of, is_global, kept_count, split
 
 
-def _pick(size: int, count: int, generator: torch.Generator) -> Tensor:
-    chosen = torch.zeros(size, dtype=torch.bool)
-    chosen[torch.randperm(size, generator=generator)[:count]] = True
+def _largest(scores: Tensor, count: int) -> Tensor:
+    """Return the choice of the `count` largest scores; ties go to the first, so the result never varies."""
+    chosen = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    chosen[torch.sort(scores, descending=True, stable=True).indices[:count]] = True
     return chosen
 
 
-def _one_of_each(cells: Cells, copies: int, generator: torch.Generator) -> Tensor:
-    """Return flat positions (layer or group, copy): `copies` different cells of each layer."""
-    starts = torch.tensor([0, *cells.sizes.values()]).cumsum(0)[:-1].tolist()
-    picks = [torch.randperm(n, generator=generator)[:copies] + s for s, n in zip(starts, cells.sizes.values())]
-    return torch.stack(picks)
+def _best(cells: Cells, scores: dict[str, Tensor], density: Mapping[str, float]) -> Masks:
+    """Return masks of the cells with the largest scores of each layer, as many as its density says."""
+    counts = {n: kept_count(density[n], s.numel(), cells.floor) for n, s in scores.items()}
+    return cells.expand({n: _largest(s, counts[n]) for n, s in scores.items()})
+
+
+def _best_of_all(cells: Cells, scores: dict[str, Tensor], density: float) -> Masks:
+    """Return masks of the cells with the largest scores of all layers; the best neuron of each layer comes before all others."""
+    if not scores:
+        return {}
+    flat = torch.cat(list(scores.values()))
+    if cells.floor:
+        flat = flat.masked_fill(torch.cat([_largest(s, 1) for s in scores.values()]), math.inf)
+    count = kept_count(density, flat.numel(), cells.floor * len(scores))
+    return cells.expand(split(_largest(flat, count), cells.sizes))
 
 
 def random_masks(
@@ -55,25 +68,15 @@ def random_masks(
     if is_global(scope):
         if isinstance(density, Mapping):
             raise InputError("density by weight name goes with scope='layer'; give one number for scope='global'.")
-        size = sum(cells.sizes.values())
-        if not size:
-            return {}
-        floor = cells.floor * len(cells.sizes)
-        forced = _one_of_each(cells, cells.floor, generator).flatten()
-        chosen = torch.zeros(size, dtype=torch.bool)
-        chosen[forced] = True
-        rest = torch.randperm(size, generator=generator)
-        rest = rest[~chosen[rest]]
-        chosen[rest[: kept_count(density, size, floor) - floor]] = True
-        return cells.expand(split(chosen, cells.sizes))
-    if isinstance(density, Mapping):
-        missing = [name for name in cells.sizes if name not in density]
-        if missing:
-            raise InputError(f"density has no entry for {', '.join(missing)}; it has {', '.join(density) or 'none'}.")
-    wanted = {name: density[name] if isinstance(density, Mapping) else density for name in cells.sizes}
-    return cells.expand(
-        {name: _pick(n, kept_count(wanted[name], n, cells.floor), generator) for name, n in cells.sizes.items()}
-    )
+        flat = torch.randperm(sum(cells.sizes.values()), generator=generator).float()
+        return _best_of_all(cells, split(flat, cells.sizes) if cells.sizes else {}, density)
+    wanted = density if isinstance(density, Mapping) else dict.fromkeys(cells.sizes, density)
+    missing = [name for name in cells.sizes if name not in wanted]
+    if missing:
+        raise InputError(f"density has no entry for {', '.join(missing)}; it has {', '.join(wanted) or 'none'}.")
+    # the first of a permutation are kept
+    order = {n: -torch.randperm(size, generator=generator).argsort() for n, size in cells.sizes.items()}
+    return _best(cells, order, wanted)
 
 
 def partition(
@@ -91,12 +94,8 @@ def partition(
     `global`. With unit `neuron` every member keeps at least one neuron of each layer.
 
     Args:
-        shapes: as in `random_masks`, like `generator`, `unit`, `scope` and `groups`.
-        generator: decides the draw.
+        shapes, generator, unit, scope, groups: as in `random_masks`.
         members: number of masks, at least 1.
-        unit: `connection` or `neuron`.
-        scope: `layer` or `global`.
-        groups: tied layers.
 
     >>> masks = partition({"a.weight": (3, 4)}, torch.Generator().manual_seed(0), members=3)
     >>> [int(m["a.weight"].sum()) for m in masks], sum(m["a.weight"].int() for m in masks).unique().tolist()
@@ -115,8 +114,10 @@ def partition(
     if is_global(scope):
         size = sum(cells.sizes.values())
         flat = torch.full((size,), -1)
-        if cells.floor and size:
-            flat[_one_of_each(cells, members, generator)] = torch.arange(members)
+        start = 0
+        for n in cells.sizes.values() if cells.floor else ():
+            flat[torch.randperm(n, generator=generator)[:members] + start] = torch.arange(members)
+            start += n
         rest = torch.randperm(size, generator=generator)
         rest = rest[flat[rest] < 0]
         flat[rest] = torch.arange(rest.numel()) % members
@@ -149,3 +150,122 @@ def anti_random_pair(
     """
     one, other = partition(shapes, generator, members=2, unit=unit, scope=scope, groups=groups)
     return one, other
+
+
+def magnitude_masks(
+    params: Params,
+    *,
+    density: float = 0.5,
+    unit: Unit = "connection",
+    scope: Scope = "layer",
+    groups: Groups = (),
+) -> Masks:
+    """Return masks that keep the largest weights, or the neurons whose weights have the largest mean square.
+
+    A tied group is judged by the mean square over the rows of all its layers. With unit `neuron` every layer keeps at
+    least its best neuron.
+
+    Args:
+        params: the weights to mask, by name.
+        density: share of kept cells, 0 to 1.
+        unit, scope, groups: as in `random_masks`; `global` ranks over all layers together.
+
+    >>> magnitude_masks({"a": torch.tensor([[1.0, -3.0], [2.0, 0.5]])})["a"].tolist()
+    [[False, True], [True, False]]
+    """
+    cells = cells_of({name: value.shape for name, value in params.items()}, unit, groups)
+    values = {name: value.detach().to("cpu", torch.float32) for name, value in params.items()}
+    if unit == "connection":
+        scores = {name: values[name].abs().flatten() for name in cells.sizes}
+    else:
+        rows = {n: torch.cat([values[f].flatten(1) for f in cells.followers[n]], dim=1) for n in cells.sizes}
+        scores = {name: row.square().mean(1) for name, row in rows.items()}
+    if is_global(scope):
+        return _best_of_all(cells, scores, density)
+    return _best(cells, scores, dict.fromkeys(scores, density))
+
+
+def erk_densities(shapes: Shapes, *, sparsity: float) -> dict[str, float]:
+    """Return Erdos-Renyi-Kernel densities: layer l gets a density proportional to sum(shape_l) / prod(shape_l).
+
+    Layers whose share would pass 1 stay dense and the others share the rest. Densities are whole numbers of weights, so
+    `random_masks` with them keeps exactly round((1 - sparsity) * n) of all n weights.
+
+    Args:
+        shapes: shapes of the weights, by name.
+        sparsity: share of weights removed in total, 0 to 1.
+
+    Reference: Evci et al., "Rigging the Lottery", ICML 2020, arXiv:1911.11134, section 3; for linear layers Mocanu et
+    al., 2018, arXiv:1707.04780.
+
+    >>> erk_densities({"a": (2, 4), "b": (8, 8)}, sparsity=0.5)
+    {'a': 1.0, 'b': 0.4375}
+    """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    total = kept_count(1.0 - sparsity, sum(sizes.values()))
+    weights = {name: float(sum(shape)) for name, shape in shapes.items()}
+    exact: dict[str, float] = {}
+    open_names = set(sizes)
+    while open_names:
+        budget = total - sum(sizes[name] for name in sizes if name not in open_names)
+        scale = budget / sum(weights[name] for name in open_names)
+        full = {name for name in open_names if scale * weights[name] > sizes[name]}
+        if not full:
+            exact |= {name: scale * weights[name] for name in open_names}
+            break
+        open_names -= full
+    counts = {name: math.floor(exact.get(name, sizes[name])) for name in sizes}
+    remainders = sorted(sizes, key=lambda name: counts[name] - exact.get(name, sizes[name]))
+    for name in remainders[: total - sum(counts.values())]:
+        counts[name] += 1
+    return {name: counts[name] / sizes[name] for name in sizes}
+
+
+def regrow(
+    masks: Mapping[str, Tensor],
+    weights: Params,
+    gradients: Params | None = None,
+    *,
+    rate: float,
+    generator: torch.Generator | None = None,
+) -> Masks:
+    """Return masks after one drop-and-grow step; every layer keeps its number of weights.
+
+    In each layer the `rate` share of kept weights with the smallest magnitude is dropped, and as many are grown among
+    those that were already removed: where the gradient is largest, or at random. Weights dropped here are never grown
+    back in the same step, so no more are dropped than there is room to grow.
+
+    Args:
+        masks: the masks before the step.
+        weights: the weights, at least for the masked names.
+        gradients: dense gradients of the same weights; None grows at random.
+        rate: share of kept weights replaced in each layer (zeta), 0 to 1.
+        generator: decides random growth; needed when gradients is None.
+
+    Reference: Evci et al., "Rigging the Lottery", ICML 2020, arXiv:1911.11134, Algorithm 1 (by gradient); Mocanu et
+    al., 2018, arXiv:1707.04780 (at random).
+
+    Differs from the papers: just dropped weights may not be grown back.
+
+    >>> masks, weights = {"a": torch.tensor([True, True, False, False])}, {"a": torch.tensor([0.1, 2.0, 0.0, 0.0])}
+    >>> regrow(masks, weights, {"a": torch.tensor([9.0, 0.0, 0.5, -1.0])}, rate=0.5)["a"].tolist()
+    [False, True, False, True]
+    """
+    if not 0.0 <= rate <= 1.0:
+        raise InputError(f"rate={rate} is not a share; give a number from 0 to 1.")
+    if gradients is None and generator is None:
+        raise InputError("regrow needs gradients to grow by their size, or a generator to grow at random; got neither.")
+    grown: Masks = {}
+    for name, mask in masks.items():
+        flat = mask.flatten()
+        kept = int(flat.sum())
+        count = min(int(rate * kept), flat.numel() - kept)
+        magnitude = weights[name].detach().abs().flatten().masked_fill(~flat, math.inf)
+        dropped = _largest(-magnitude, count)
+        if gradients is None:
+            appeal = torch.rand(flat.numel(), generator=generator).to(flat.device)
+        else:
+            appeal = gradients[name].detach().abs().flatten()
+        added = _largest(appeal.masked_fill(flat, -1.0), count)
+        grown[name] = ((flat & ~dropped) | added).view(mask.shape)
+    return grown

@@ -19,13 +19,6 @@ from choral.metrics.classification import (
     reliability_table,
     top_accuracy,
 )
-from choral.metrics.corruption import (
-    corrupted_means,
-    corruption_errors,
-    mean_corruption_error,
-    relative_corruption_errors,
-    relative_mean_corruption_error,
-)
 from choral.metrics.diversity import (
     average_draws,
     correlation_matrix,
@@ -34,7 +27,15 @@ from choral.metrics.diversity import (
     member_correlation,
     pair_matrices,
 )
-from choral.metrics.evaluate import evaluate_classification, evaluate_regression
+from choral.metrics.evaluate import (
+    corrupted_means,
+    corruption_errors,
+    evaluate_classification,
+    evaluate_regression,
+    mean_corruption_error,
+    relative_corruption_errors,
+    relative_mean_corruption_error,
+)
 from choral.metrics.inputs import PROB_FLOOR
 from choral.metrics.regression import (
     coverage,
@@ -66,56 +67,15 @@ from choral.metrics.uncertainty import (
 )
 
 __all__ = [
-    "PROB_FLOOR",
-    "ReliabilityTable",
-    "accuracy",
-    "adaptive_ece",
-    "aleatoric_variance",
-    "aupr",
-    "auroc",
-    "average_draws",
-    "average_precisions",
-    "brier",
-    "class_report",
-    "correlation_matrix",
-    "corrupted_means",
-    "corruption_errors",
-    "coverage",
-    "crps",
-    "disagreement",
-    "disagreement_matrix",
-    "ece",
-    "entropy",
-    "epistemic_variance",
-    "evaluate_classification",
-    "evaluate_ood",
-    "evaluate_regression",
-    "evaluate_scores",
-    "expected_entropy",
-    "fpr95",
-    "gaussian_crps",
-    "gaussian_log_scores",
-    "interval_coverage",
-    "interval_width",
-    "logits_nll",
-    "max_logit_score",
-    "mce",
-    "mean_corruption_error",
-    "member_correlation",
-    "mixture_cdf",
-    "mixture_interval",
-    "mixture_nll",
-    "mixture_quantile",
-    "mutual_information",
-    "nll",
-    "ood_scores",
-    "pair_matrices",
-    "relative_corruption_errors",
-    "relative_mean_corruption_error",
-    "reliability_table",
-    "rmse",
-    "top_accuracy",
+    "PROB_FLOOR", "ReliabilityTable", "accuracy", "adaptive_ece", "aleatoric_variance", "aupr", "auroc",
+    "average_draws", "average_precisions", "brier", "class_report", "correlation_matrix", "corrupted_means",
+    "corruption_errors", "coverage", "crps", "disagreement", "disagreement_matrix", "ece", "entropy",
+    "epistemic_variance", "evaluate_classification", "evaluate_ood", "evaluate_regression", "evaluate_scores",
+    "expected_entropy", "fpr95", "gaussian_crps", "gaussian_log_scores", "interval_coverage", "interval_width",
+    "logits_nll", "max_logit_score", "mce", "mean_corruption_error", "member_correlation", "mixture_cdf",
+    "mixture_interval", "mixture_nll", "mixture_quantile", "mutual_information", "nll", "ood_scores", "pair_matrices",
+    "relative_corruption_errors", "relative_mean_corruption_error", "reliability_table", "rmse", "top_accuracy",
     "variation_ratio",
-]
+]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

@@ -1,7 +1,7 @@
 """Scores of predicted probabilities against labels: accuracy, likelihood, Brier, calibration, and counts by class.
 
-The `_rows` functions give one number for each row; the others their mean. A true class whose probability is exactly 0
-is charged -log(PROB_FLOOR) = 87.3 nats, so every score is finite.
+`probs` are (batch, class) and `labels` (batch,). The `_rows` functions give one number for each row; the others their
+mean. A true class whose probability is exactly 0 is charged -log(PROB_FLOOR) = 87.3 nats, so every score is finite.
 
 For calibration, rows are sorted by confidence (the largest probability) into bins of equal width, left open and right closed, as in the
 papers; the adaptive error uses bins of equal count.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_labels, checked_probs, checked_weights
+from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_labels, checked_probs, mixture_log
 
 
 def correct_rows(probs: Tensor, labels: Tensor) -> Tensor:
@@ -36,15 +36,12 @@ def brier_rows(probs: Tensor, labels: Tensor) -> Tensor:
 
 def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     probs = checked_probs(probs)
-    return probs, checked_labels(labels, batch=len(probs), classes=probs.shape[-1]).to(probs.device)
+    return probs, checked_labels(labels, probs)
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
     """Return the share of rows whose most probable class is the label.
 
-    Shapes: probs (batch, class), labels (batch,).
-
-    >>> import torch
     >>> accuracy(torch.tensor([[0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 0]))
     0.5
     """
@@ -54,27 +51,17 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
 def top_accuracy(probs: Tensor, labels: Tensor, *, k: int = 5) -> float:
     """Return the share of rows whose label is among the k most probable classes; all of them where there are no more than k.
 
-    Shapes: probs (batch, class), labels (batch,).
-
-    >>> import torch
     >>> top_accuracy(torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), k=2)
     0.5
     """
-    if k < 1:
-        raise InputError(f"k is {k}; it must be at least 1.")
     probs, labels = _checked(probs, labels)
     named = probs.topk(min(k, probs.shape[-1]), dim=-1).indices
     return float((named == labels.unsqueeze(-1)).any(-1).double().mean())
 
 
 def nll(probs: Tensor, labels: Tensor) -> float:
-    """Return the mean negative log likelihood in nats.
+    """Return the mean negative log likelihood in nats; a probability of exactly 0 counts as `PROB_FLOOR`.
 
-    A probability of exactly 0 counts as `PROB_FLOOR`, so a row costs at most 87.3 nats.
-
-    Shapes: probs (batch, class), labels (batch,).
-
-    >>> import torch
     >>> round(nll(torch.tensor([[0.5, 0.5]]), torch.tensor([1])), 6)
     0.693147
     """
@@ -84,12 +71,9 @@ def nll(probs: Tensor, labels: Tensor) -> float:
 def brier(probs: Tensor, labels: Tensor) -> float:
     """Return the mean squared distance between the probabilities and the one-hot label, from 0 to 2.
 
-    Shapes: probs (batch, class), labels (batch,).
-
     Reference: Brier, "Verification of forecasts expressed in terms of probability", 1950: the sum over classes, not
     half of it.
 
-    >>> import torch
     >>> brier(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([1, 0]))
     0.25
     """
@@ -103,17 +87,13 @@ def logits_nll(member_logits: Tensor, labels: Tensor, *, weights: Tensor | None 
 
     Shapes: member_logits (member, batch, class), labels (batch,), weights (member,).
 
-    >>> import torch
     >>> round(logits_nll(torch.tensor([[[0.0, 800.0]]]), torch.tensor([0])), 3)
     800.0
     """
     member_logits = checked_finite(member_logits, "member_logits")
-    members, batch, classes = member_logits.shape
-    labels = checked_labels(labels, batch=batch, classes=classes).to(member_logits.device)
-    weights = checked_weights(weights, members=members, like=member_logits)
-    chosen = member_logits.gather(-1, labels.expand(members, batch).unsqueeze(-1)).squeeze(-1)
-    log_scores = chosen - member_logits.logsumexp(-1)
-    return float(-(log_scores + weights.log().unsqueeze(-1)).logsumexp(0).mean())
+    own = checked_labels(labels, member_logits).expand(member_logits.shape[:-1]).unsqueeze(-1)
+    log_scores = member_logits.gather(-1, own).squeeze(-1) - member_logits.logsumexp(-1)
+    return float(-mixture_log(log_scores, weights).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +130,6 @@ class ReliabilityTable:
 
 def binned(confidence: Tensor, correct: Tensor, *, bins: int) -> ReliabilityTable:
     """Return the reliability table of rows."""
-    if bins < 1:
-        raise InputError(f"bins is {bins}; it must be at least 1.")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)  # bin r holds (edge r, edge r + 1]
     sums = torch.zeros(3, bins, dtype=torch.float64, device=confidence.device)
@@ -162,32 +140,28 @@ def binned(confidence: Tensor, correct: Tensor, *, bins: int) -> ReliabilityTabl
 
 def equal_count_gap(confidence: Tensor, correct: Tensor, *, bins: int) -> float:
     """Return the mean gap, weighted by count, over bins of (nearly) equal count after sorting by confidence."""
-    if bins < 1:
-        raise InputError(f"bins is {bins}; it must be at least 1.")
     order = confidence.argsort(stable=True)
     parts = zip(confidence[order].tensor_split(bins), correct[order].tensor_split(bins))
     return sum(abs(float((right - sure).sum())) for sure, right in parts) / len(confidence)
 
 
-def _confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _confidence_and_correct(probs: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    if bins < 1:
+        raise InputError(f"bins is {bins}; it must be at least 1.")
     probs, labels = _checked(probs, labels)
     return probs.max(-1).values, correct_rows(probs, labels)
 
 
 def reliability_table(probs: Tensor, labels: Tensor, *, bins: int = 15) -> ReliabilityTable:
-    """Return count, mean confidence and accuracy of each of `bins` equally wide bins of confidence.
-
-    Shapes: probs (batch, class), labels (batch,).
-    """
-    return binned(*_confidence_and_correct(probs, labels), bins=bins)
+    """Return count, mean confidence and accuracy of each of `bins` equally wide bins of confidence."""
+    return binned(*_confidence_and_correct(probs, labels, bins), bins=bins)
 
 
 def ece(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:
     """Return the expected calibration error: the gap of accuracy and confidence averaged over rows, bin by bin.
 
     Args:
-        probs: (batch, class).
-        labels: (batch,).
+        probs, labels: as above.
         bins: number of equally wide bins; 15 in most papers, 20 in Ensemble Model Patching.
         drop_at_most: bins with at most this many rows are left out; 5 in Ensemble Model Patching (appendix D.2).
 
@@ -202,28 +176,19 @@ def ece(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0)
 
 
 def mce(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:
-    """Return the maximum calibration error: the largest gap of accuracy and confidence in any bin.
-
-    Args:
-        probs: (batch, class).
-        labels: (batch,).
-        bins: number of equally wide bins.
-        drop_at_most: bins with at most this many rows are left out; 5 in Ensemble Model Patching (appendix D.2).
-    """
+    """Return the maximum calibration error: the largest gap of accuracy and confidence in any bin; arguments as in `ece`."""
     return reliability_table(probs, labels, bins=bins).mce(drop_at_most=drop_at_most)
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
     """Return the expected calibration error over bins that hold equally many rows.
 
-    Rows are sorted by confidence and cut into `bins` runs whose sizes differ by at most one.
-
-    Shapes: probs (batch, class), labels (batch,).
+    Rows are sorted by confidence and cut into `bins` runs whose sizes differ by at most one. Arguments as in `ece`.
 
     Reference: Nguyen & O'Connor, "Posterior calibration and exploratory analysis for natural language processing
     models", 2015, arXiv:1508.05154.
     """
-    return equal_count_gap(*_confidence_and_correct(probs, labels), bins=bins)
+    return equal_count_gap(*_confidence_and_correct(probs, labels, bins), bins=bins)
 
 
 _MATRIX = 100  # classes of a confusion matrix and of average precisions, at most
@@ -236,12 +201,14 @@ def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     (the mean recall of classes that have rows), majority (the commonest class) and majority_accuracy, and for up to 100 classes
     confusion (rows are true classes, columns named ones) and average_precision.
 
-    Shapes: probs (batch, class), labels (batch,).
-
     >>> found = class_report(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.1, 0.9]]), torch.tensor([0, 0, 1, 1]))
     >>> found["confusion"], found["recall"], found["balanced_accuracy"]
     ([[2, 0], [1, 1]], [1.0, 0.5], 0.75)
     """
+
+    def known(values: Tensor) -> list[float | None]:
+        return [None if value != value else value for value in values.tolist()]
+
     probs, labels = _checked(probs, labels)
     classes = probs.shape[1]
     pairs = labels * classes + probs.argmax(-1)
@@ -251,8 +218,8 @@ def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     commonest = int(counts.argmax())
     found = {
         "counts": [int(c) for c in counts],
-        "recall": _known(recall),
-        "precision": _known(right / named),
+        "recall": known(recall),
+        "precision": known(right / named),
         "balanced_accuracy": float(recall[counts > 0].mean()),
         "majority": commonest,
         "majority_accuracy": float(counts[commonest] / counts.sum()),
@@ -262,16 +229,10 @@ def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     return found
 
 
-def _known(values: Tensor) -> list[float | None]:
-    return [None if value != value else value for value in values.tolist()]
-
-
 def average_precisions(probs: Tensor, labels: Tensor) -> list[float | None]:
     """Return how well each class is told from all others: its average precision (scikit-learn's), None for a class without rows.
 
     Unlike accuracy and AUROC it does not look good only because a class is rare: probabilities that say nothing have its share of the rows.
-
-    Shapes: probs (batch, class), labels (batch,).
     """
     from sklearn.metrics import average_precision_score
 

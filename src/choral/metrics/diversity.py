@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_member_probs, row_chunks
+from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_probs, row_chunks
 
 
 def pair_matrices(member_probs: Tensor) -> dict[str, Tensor]:
@@ -24,18 +24,19 @@ def pair_matrices(member_probs: Tensor) -> dict[str, Tensor]:
     Shapes: member_probs (member, batch, class).
     """
     members, batch, classes = member_probs.shape
-    sums: list[Any] = [0.0, 0.0, 0.0]
+    agree: Any = 0.0
+    cross: Any = 0.0
     first: Any = 0.0
+    second: Any = 0.0
     for rows in row_chunks(batch, width=members * classes):
-        probs = checked_member_probs(member_probs[:, rows])
+        probs = checked_probs(member_probs[:, rows], members=True)
         votes = torch.nn.functional.one_hot(probs.argmax(-1), classes).double().flatten(1)
         flat = probs.flatten(1)
         centered = flat - 1.0 / classes  # a shift leaves the correlation as it is and keeps its sums small
+        agree += votes @ votes.T
+        cross += flat @ flat.clamp_min(PROB_FLOOR).log().T
         first += centered.sum(1)
-        logs = flat.clamp_min(PROB_FLOOR).log()
-        parts = (votes @ votes.T, flat @ logs.T, centered @ centered.T)
-        sums = [total + part for total, part in zip(sums, parts)]
-    agree, cross, second = sums
+        second += centered @ centered.T
     return {
         "disagreement": 1.0 - agree / batch,
         "pairwise_kl": ((cross.diagonal().unsqueeze(1) - cross) / batch).clamp_min(0.0).fill_diagonal_(0.0),
@@ -90,7 +91,7 @@ def disagreement_matrix(member_probs: Tensor) -> Tensor:
 
     Shapes: member_probs (member, batch, class) -> (member, member), symmetric, 0 on the diagonal.
     """
-    return pair_matrices(checked_member_probs(member_probs))["disagreement"]
+    return pair_matrices(checked_probs(member_probs, members=True))["disagreement"]
 
 
 def disagreement(member_probs: Tensor) -> float:
@@ -120,8 +121,5 @@ def correlation_matrix(values: Tensor) -> Tensor:
 
 
 def member_correlation(values: Tensor) -> float:
-    """Return the mean off the diagonal of `correlation_matrix`: 1 for identical members.
-
-    Shapes: values (member, ...).
-    """
+    """Return the mean off the diagonal of `correlation_matrix`: 1 for identical members. Shapes: values (member, ...)."""
     return mean_of_pairs(correlation_matrix(values))

@@ -1,6 +1,6 @@
-"""Every scalar of one evaluation, under stable names."""
+"""Every scalar of one evaluation, under stable names; and results over corruptions, relative to a baseline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.metrics.classification import binned, brier_rows, correct_rows, equal_count_gap, nll_rows
 from choral.metrics.diversity import mean_of_pairs, member_correlation, pair_matrices
-from choral.metrics.inputs import checked_labels, checked_member_probs, checked_regression, checked_weights, row_chunks
+from choral.metrics.inputs import average, checked_labels, checked_probs, checked_regression, row_chunks
 from choral.metrics.regression import (
     coverage,
     crps,
@@ -19,13 +19,7 @@ from choral.metrics.regression import (
     mixture_nll,
     rmse,
 )
-from choral.metrics.uncertainty import (
-    aleatoric_variance,
-    entropy,
-    epistemic_variance,
-    information_gap,
-    votes_outside_mode,
-)
+from choral.metrics.uncertainty import aleatoric_variance, entropies, epistemic_variance, votes_outside_mode
 
 
 def evaluate_classification(
@@ -57,11 +51,11 @@ def evaluate_classification(
     (0.2231, 0.0)
     """
     if member_probs.ndim != 3:
-        checked_member_probs(member_probs)  # raises, with the shape in its message
+        checked_probs(member_probs, members=True)  # raises, with the shape in its message
     members, batch, classes = member_probs.shape
-    labels = checked_labels(labels, batch=batch, classes=classes)
+    labels = checked_labels(labels, member_probs)
     blocks = [
-        _classification_rows(checked_member_probs(member_probs[:, rows]), labels[rows], weights)
+        _classification_rows(checked_probs(member_probs[:, rows], members=True), labels[rows], weights)
         for rows in row_chunks(batch, width=members * classes)
     ]
     rows = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
@@ -79,12 +73,8 @@ def evaluate_classification(
 
 def _classification_rows(member_probs: Tensor, labels: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
     """Return the measures of each row (batch,) of checked float64 probabilities."""
-    weights, labels = (
-        checked_weights(weights, members=len(member_probs), like=member_probs),
-        labels.to(member_probs.device),
-    )
-    probs = torch.einsum("m,mbc->bc", weights, member_probs)
-    total, expected = entropy(probs), torch.einsum("m,mb->b", weights, entropy(member_probs))
+    probs, labels = average(member_probs, weights), labels.to(member_probs.device)
+    total, expected, gap = entropies(member_probs, weights)
     return {
         "confidence": probs.max(-1).values,
         "accuracy": correct_rows(probs, labels),
@@ -92,7 +82,7 @@ def _classification_rows(member_probs: Tensor, labels: Tensor, weights: Tensor |
         "brier": brier_rows(probs, labels),
         "entropy": total,
         "expected_entropy": expected,
-        "mutual_information": information_gap(total, expected),
+        "mutual_information": gap,
         "variation_ratio": votes_outside_mode(member_probs, weights),
         "member_accuracy": correct_rows(member_probs, labels).mean(0),
         "member_nll": nll_rows(member_probs, labels).mean(0),
@@ -117,7 +107,7 @@ def evaluate_regression(
         means: (member, batch, ...).
         variances: (member, batch, ...), all positive.
         targets: (batch, ...), in the units of the means.
-        levels: probabilities of the central intervals, whole percents between 0 and 1.
+        levels: probabilities of the central intervals, between 0 and 1.
         weights: (member,) for the mixture, uniform by default.
 
     >>> result = evaluate_regression(torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([0.0, 1.0, 3.0]))
@@ -125,26 +115,104 @@ def evaluate_regression(
     (1.8257, 0.6667)
     """
     means, variances, targets = checked_regression(means, variances, targets)
-    members = len(means)
-    weights = checked_weights(weights, members=members, like=means)
-    copies = targets.expand_as(means)
-    center = torch.einsum("m,m...->...", weights, means)
     result = {
         "rmse": rmse(means, targets, weights=weights),
-        "mae": float((center - targets).abs().mean()),
+        "mae": float((average(means, weights) - targets).abs().mean()),
         "nll": mixture_nll(means, variances, targets, weights=weights),
         "crps": crps(means, variances, targets, weights=weights),
-        "member_rmse": sum(rmse(member.unsqueeze(0), targets) for member in means) / members,
+        "member_rmse": sum(rmse(member.unsqueeze(0), targets) for member in means) / len(means),
         "member_nll": float(-gaussian_log_scores(means, variances, targets).mean()),
-        "member_crps": gaussian_crps(means, variances, copies),
+        "member_crps": gaussian_crps(means, variances, targets.expand_as(means)),
         "aleatoric": float(aleatoric_variance(variances, weights=weights).mean()),
         "epistemic": float(epistemic_variance(means, weights=weights).mean()),
         "residual_correlation": member_correlation(means - targets),
     }
     for level in levels:
-        percent = round(100 * level)
-        if not 0 < level < 1 or abs(percent - 100 * level) > 1e-9:
-            raise InputError(f"levels holds {level}; each must be a whole percent between 0 and 1, such as 0.9.")
-        result[f"coverage_{percent}"] = coverage(means, variances, targets, level=level, weights=weights)
-        result[f"width_{percent}"] = interval_width(*mixture_interval(means, variances, level=level, weights=weights))
+        ends = mixture_interval(means, variances, level=level, weights=weights)
+        result[f"coverage_{100 * level:g}"] = coverage(means, variances, targets, level=level, weights=weights)
+        result[f"width_{100 * level:g}"] = interval_width(*ends)
     return result
+
+
+Errors = Mapping[str, Sequence[float]]
+
+
+def corrupted_means(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Return the mean of every measure over corruptions and severities, each name with a c in front.
+
+    Every (corruption, severity) pair weighs the same: `c_accuracy`, `c_nll`, `c_ece`, ... are the papers' cAcc, cNLL,
+    cECE.
+
+    Args:
+        results: corruption -> one dict of measures for each severity, as `evaluate_classification` returns them.
+
+    >>> corrupted_means({"fog": [{"nll": 0.75}, {"nll": 0.25}], "snow": [{"nll": 1.0}, {"nll": 0.5}]})
+    {'c_nll': 0.625}
+    """
+    cells = [cell for severities in results.values() for cell in severities]
+    names = [name for name in cells[0] if all(name in cell for cell in cells)]
+    return {f"c_{name}": sum(cell[name] for cell in cells) / len(cells) for name in names}
+
+
+def corruption_errors(errors: Errors, baseline_errors: Errors) -> dict[str, float]:
+    """Return for each corruption the error summed over severities divided by the baseline's (CE; 1 = the baseline).
+
+    Args:
+        errors: corruption -> error rate (1 - accuracy) at each severity.
+        baseline_errors: the same for the network compared with.
+
+    Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
+    Perturbations", 2019, arXiv:1903.12261, section 4.1. Papers print these times 100.
+    """
+    return relative_corruption_errors(errors, baseline_errors, clean_error=0.0, baseline_clean_error=0.0)
+
+
+def relative_corruption_errors(
+    errors: Errors, baseline_errors: Errors, *, clean_error: float, baseline_clean_error: float
+) -> dict[str, float]:
+    """Return for each corruption the error added to the clean one, divided by what the baseline adds (relative CE).
+
+    Args:
+        errors: corruption -> error rate at each severity.
+        baseline_errors: the same for the network compared with.
+        clean_error: error rate on clean data.
+        baseline_clean_error: the same for the network compared with.
+
+    Reference: Hendrycks & Dietterich (see `corruption_errors`), section 4.1.
+    Differs from the paper: appendix D.4 of Ensemble Model Patching subtracts the method's own clean error from the
+    baseline's corrupted error; here, as in the original definition, the baseline's own is subtracted.
+    """
+    own, baseline = ({name: len(values) for name, values in held.items()} for held in (errors, baseline_errors))
+    if own != baseline or not own or 0 in own.values():
+        raise InputError(
+            f"errors holds the corruptions and numbers of severities {own} and baseline_errors {baseline}; "
+            "both must hold the same ones, and at least one."
+        )
+    added = {name: sum(values) - len(values) * clean_error for name, values in errors.items()}
+    divisors = {name: sum(values) - len(values) * baseline_clean_error for name, values in baseline_errors.items()}
+    for name, divisor in divisors.items():
+        if divisor == 0:
+            raise InputError(
+                f"the baseline's error for {name!r} is 0, so nothing can be measured relative to it; leave it out."
+            )
+    return {name: value / divisors[name] for name, value in added.items()}
+
+
+def mean_corruption_error(errors: Errors, baseline_errors: Errors) -> float:
+    """Return the mean corruption error, the mean of `corruption_errors` (1 = the baseline).
+
+    >>> mean_corruption_error({"fog": [0.2, 0.4], "snow": [0.3, 0.3]}, {"fog": [0.4, 0.8], "snow": [0.3, 0.3]})
+    0.75
+    """
+    values = corruption_errors(errors, baseline_errors)
+    return sum(values.values()) / len(values)
+
+
+def relative_mean_corruption_error(
+    errors: Errors, baseline_errors: Errors, *, clean_error: float, baseline_clean_error: float
+) -> float:
+    """Return the relative mean corruption error, the mean of `relative_corruption_errors` (1 = the baseline)."""
+    values = relative_corruption_errors(
+        errors, baseline_errors, clean_error=clean_error, baseline_clean_error=baseline_clean_error
+    )
+    return sum(values.values()) / len(values)

@@ -32,19 +32,19 @@ def check_level(level: float) -> None:
 def checked_finite(values: Tensor, name: str) -> Tensor:
     """Return the values as float64; raises InputError when one is NaN or infinite."""
     values = double(values)
-    if not torch.isfinite(values).all():
-        bad = int((~torch.isfinite(values)).sum())
+    bad = int((~torch.isfinite(values)).sum())
+    if bad:
         raise NotFiniteError(
             f"{name} holds {bad} values that are NaN or infinite; only finite numbers can be measured."
         )
     return values
 
 
-def checked_probs(probs: Tensor, *, name: str = "probs", axes: str = "batch, class") -> Tensor:
+def checked_probs(probs: Tensor, *, members: bool = False) -> Tensor:
     """Return probabilities as float64; raises InputError for a wrong shape, NaN, or rows that do not sum to 1."""
+    name, axes = ("member_probs", "member, batch, class") if members else ("probs", "batch, class")
     probs = checked_finite(probs, name)
-    wanted = axes.count(",") + 1
-    if probs.ndim != wanted or probs.numel() == 0:
+    if probs.ndim != 2 + members or not probs.numel():
         raise InputError(f"{name} has shape {tuple(probs.shape)}; it must be ({axes}) and hold at least one row.")
     low, high = float(probs.min()), float(probs.max())
     off = float((probs.sum(-1) - 1).abs().max())
@@ -56,33 +56,29 @@ def checked_probs(probs: Tensor, *, name: str = "probs", axes: str = "batch, cla
     return probs
 
 
-def checked_member_probs(member_probs: Tensor) -> Tensor:
-    """Return member probabilities (member, batch, class) as float64, checked like `checked_probs`."""
-    return checked_probs(member_probs, name="member_probs", axes="member, batch, class")
-
-
-def checked_labels(labels: Tensor, *, batch: int, classes: int) -> Tensor:
-    """Return labels (batch,) as int64; raises InputError when their shape, dtype or range does not fit the probs."""
+def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
+    """Return labels (batch,) as int64 beside the probs (..., batch, class); raises InputError when they do not fit them."""
+    batch, classes = probs.shape[-2:]
     labels = torch.as_tensor(labels)
     if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != (batch,):
         raise InputError(
             f"labels has shape {tuple(labels.shape)} and dtype {labels.dtype}; it must be whole numbers of shape "
             f"(batch,) = ({batch},), one for each row of the probabilities."
         )
-    labels = labels.detach().long()
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+    low, high = (int(end) for end in labels.aminmax())
+    if low < 0 or high >= classes:
         raise InputError(
-            f"labels run from {int(labels.min())} to {int(labels.max())}; with {classes} classes they must lie in "
-            f"0 ... {classes - 1}."
+            f"labels run from {low} to {high}; with {classes} classes they must lie in 0 ... {classes - 1}."
         )
-    return labels
+    return labels.detach().long().to(probs.device)
 
 
-def checked_weights(weights: Tensor | None, *, members: int, like: Tensor) -> Tensor:
-    """Return member weights (member,) that sum to 1; uniform when None is given."""
+def checked_weights(weights: Tensor | None, values: Tensor) -> Tensor:
+    """Return member weights (member,) of values (member, ...) that sum to 1; uniform when None is given."""
+    members = len(values)
     if weights is None:
-        return torch.full((members,), 1.0 / members, dtype=torch.float64, device=like.device)
-    weights = checked_finite(weights, "weights").to(like.device)
+        return torch.full((members,), 1.0 / members, dtype=torch.float64, device=values.device)
+    weights = checked_finite(weights, "weights").to(values.device)
     if tuple(weights.shape) != (members,) or float(weights.min()) < 0 or abs(float(weights.sum()) - 1) > 1e-6:
         raise InputError(
             f"weights has shape {tuple(weights.shape)} and sum {float(weights.sum()):.6g}; it must be (member,) = "
@@ -91,10 +87,22 @@ def checked_weights(weights: Tensor | None, *, members: int, like: Tensor) -> Te
     return weights
 
 
+def average(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the average over members of float64 values, uniform when no weights are given. Shapes: (member, ...) -> (...)."""
+    return torch.einsum("m,m...->...", checked_weights(weights, values), values)
+
+
+def mixture_log(log_scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the log of the members' average of exp(log scores), in float64. Shapes: (member, ...) -> (...)."""
+    logs = checked_weights(weights, log_scores).log()
+    return (log_scores.double() + logs.reshape(-1, *[1] * (log_scores.ndim - 1))).logsumexp(0)
+
+
 def checked_regression(means: Tensor, variances: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return means, variances and targets as float64 of matching shapes (variances all 0 when None is given)."""
-    means, targets = checked_finite(means, "means"), checked_finite(targets, "targets").to(double(means).device)
-    if means.ndim != targets.ndim + 1 or means.shape[1:] != targets.shape or means.numel() == 0:
+    means = checked_finite(means, "means")
+    targets = checked_finite(targets, "targets").to(means.device)
+    if means.shape[1:] != targets.shape or not means.numel():
         raise InputError(
             f"means has shape {tuple(means.shape)} and targets {tuple(targets.shape)}; they must be "
             "(member, batch, ...) and (batch, ...) with equal sizes after the member axis."

@@ -1,6 +1,7 @@
 """Scores of Gaussian and Gaussian-mixture predictions: RMSE, NLL, CRPS, quantiles, intervals and their coverage.
 
-An ensemble's prediction for one target is the mixture sum_m w_m N(mean_m, variance_m). All functions treat every
+`means` and `variances` are (member, batch, ...), `targets`, `lower` and `upper` (batch, ...), `weights` of members
+(member,), uniform by default. An ensemble's prediction for one target is the mixture sum_m w_m N(mean_m, variance_m). All functions treat every
 entry after the batch axis as a target of its own and average over all of them. A member without a variance
 (variance 0) is a point; CRPS, quantiles and coverage allow it, a likelihood does not.
 """
@@ -11,7 +12,14 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.metrics.inputs import check_level, checked_finite, checked_regression, checked_weights
+from choral.metrics.inputs import (
+    average,
+    check_level,
+    checked_finite,
+    checked_regression,
+    checked_weights,
+    mixture_log,
+)
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -19,14 +27,11 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 def rmse(means: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> float:
     """Return the root mean squared error of the members' (weighted) average.
 
-    Shapes: means (member, batch, ...), targets (batch, ...), weights (member,).
-
     >>> rmse(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([2.0, 4.0]))
     1.4142135623730951
     """
     means, _, targets = checked_regression(means, None, targets)
-    weights = checked_weights(weights, members=len(means), like=means)
-    return math.sqrt(float((torch.einsum("m,m...->...", weights, means) - targets).square().mean()))
+    return math.sqrt(float((average(means, weights) - targets).square().mean()))
 
 
 def gaussian_log_scores(means: Tensor, variances: Tensor, targets: Tensor) -> Tensor:
@@ -48,15 +53,10 @@ def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor, *, weights: T
 
     -log sum_m w_m N(y; mean_m, variance_m); with more than one target in a row, the mean over targets.
 
-    Shapes: means and variances (member, batch, ...), targets (batch, ...), weights (member,).
-
     >>> round(mixture_nll(torch.zeros(2, 1), torch.ones(2, 1), torch.zeros(1)), 6)
     0.918939
     """
-    log_scores = gaussian_log_scores(means, variances, targets)
-    weights = checked_weights(weights, members=len(log_scores), like=log_scores)
-    shaped = weights.log().reshape(-1, *[1] * (log_scores.ndim - 1))
-    return float(-(log_scores + shaped).logsumexp(0).mean())
+    return float(-mixture_log(gaussian_log_scores(means, variances, targets), weights).mean())
 
 
 def _cdf(centered: Tensor, scales: Tensor) -> Tensor:
@@ -90,12 +90,11 @@ def gaussian_crps(means: Tensor, variances: Tensor, targets: Tensor) -> float:
 def crps_rows(means: Tensor, variances: Tensor | None, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return each target's score as in `crps`. Memory grows with the members, not with their pairs."""
     means, variances, targets = checked_regression(means, variances, targets)
-    weights = checked_weights(weights, members=len(means), like=means)
-    to_target = torch.einsum("m,m...->...", weights, _expected_distance(targets - means, variances.sqrt()))
+    shares = checked_weights(weights, means)
+    to_target = average(_expected_distance(targets - means, variances.sqrt()), shares)
     between = torch.zeros_like(targets)
-    for i in range(len(means)):
-        distance = _expected_distance(means[i] - means, (variances[i] + variances).sqrt())
-        between += weights[i] * torch.einsum("m,m...->...", weights, distance)
+    for share, mean, variance in zip(shares, means, variances):
+        between += share * average(_expected_distance(mean - means, (variance + variances).sqrt()), shares)
     return to_target - 0.5 * between
 
 
@@ -104,8 +103,6 @@ def crps(means: Tensor, variances: Tensor | None, targets: Tensor, *, weights: T
 
     E|X - y| - E|X - X'| / 2 with X, X' independent draws of the mixture; both expectations are sums of folded normal
     means. With variances None the members are points and this is the score of an empirical distribution.
-
-    Shapes: means and variances (member, batch, ...), targets (batch, ...), weights (member,).
 
     Reference: Grimit et al., "The continuous ranked probability score for circular variables and its application to
     mesoscale forecast ensemble verification", 2006, equation 5.
@@ -119,8 +116,7 @@ def mixture_cdf(means: Tensor, variances: Tensor, values: Tensor, *, weights: Te
     Shapes: means and variances (member, batch, ...), values (batch, ...) -> (batch, ...).
     """
     means, variances, values = checked_regression(means, variances, values)
-    weights = checked_weights(weights, members=len(means), like=means)
-    return torch.einsum("m,m...->...", weights, _cdf(values - means, variances.sqrt())).clamp(0.0, 1.0)
+    return average(_cdf(values - means, variances.sqrt()), weights).clamp(0.0, 1.0)
 
 
 def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights: Tensor | None = None) -> Tensor:
@@ -133,13 +129,12 @@ def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights:
     """
     check_level(level)
     means, variances, _ = checked_regression(means, variances, means[0])
-    weights = checked_weights(weights, members=len(means), like=means)
-    scales = variances.sqrt()
+    shares, scales = checked_weights(weights, means), variances.sqrt()
     each = means + scales * torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
     low, high = each.min(0).values, each.max(0).values  # the mixture's quantile lies between its parts' quantiles
     for _ in range(80):
         middle = 0.5 * (low + high)
-        below = torch.einsum("m,m...->...", weights, _cdf(middle - means, scales)) < level
+        below = torch.einsum("m,m...->...", shares, _cdf(middle - means, scales)) < level
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return 0.5 * (low + high)
 
@@ -159,8 +154,6 @@ def mixture_interval(
 
 def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> float:
     """Return the share of targets that lie in their closed interval; infinite ends are allowed.
-
-    Shapes: lower, upper and targets (batch, ...).
 
     >>> interval_coverage(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.5, 2.0]))
     0.5
@@ -186,8 +179,6 @@ def coverage(
 
     Read from the mixture's distribution function, (1 - level) / 2 <= F(y) <= (1 + level) / 2, without computing the
     interval.
-
-    Shapes: means and variances (member, batch, ...), targets (batch, ...).
     """
     check_level(level)
     at_target = mixture_cdf(means, variances, targets, weights=weights)

@@ -14,47 +14,21 @@ from choral.base.errors import InputError, did_you_mean
 from choral.models.convnets import alexnet_cifar, lenet
 from choral.models.mlp import mlp
 from choral.models.recurrent import cnn_lstm
-from choral.models.resnet import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50
+from choral.models.resnet import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50, wide_resnet
 from choral.models.spec import spec_of, zoo
 from choral.models.tabular import tabular
 from choral.models.transformer import transformer, vit
-from choral.models.wide_resnet import wide_resnet
+
+_BUILDERS = (
+    *(mlp, tabular, lenet, alexnet_cifar, resnet_cifar, resnet20_frn, resnet18, resnet50, resnext50, wide_resnet),
+    *(cnn_lstm, vit, transformer),
+)
+MODELS: dict[str, Callable[..., nn.Module]] = {build.__name__: build for build in _BUILDERS}
 
 __all__ = [
-    "MODELS",
-    "alexnet_cifar",
-    "cnn_lstm",
-    "lenet",
-    "mlp",
-    "rebuild",
-    "resnet18",
-    "resnet20_frn",
-    "resnet50",
-    "resnet_cifar",
-    "resnext50",
-    "spec_of",
-    "tabular",
-    "transformer",
-    "vit",
-    "wide_resnet",
-    "zoo",
-]
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "tabular": tabular,
-    "lenet": lenet,
-    "alexnet_cifar": alexnet_cifar,
-    "resnet_cifar": resnet_cifar,
-    "resnet20_frn": resnet20_frn,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "resnext50": resnext50,
-    "wide_resnet": wide_resnet,
-    "cnn_lstm": cnn_lstm,
-    "vit": vit,
-    "transformer": transformer,
-}
+    "MODELS", "alexnet_cifar", "cnn_lstm", "lenet", "mlp", "rebuild", "resnet18", "resnet20_frn", "resnet50",
+    "resnet_cifar", "resnext50", "spec_of", "tabular", "transformer", "vit", "wide_resnet", "zoo",
+]  # fmt: skip
 
 
 def rebuild(spec: Mapping[str, Any]) -> nn.Module:
@@ -74,10 +48,9 @@ def rebuild(spec: Mapping[str, Any]) -> nn.Module:
         raise InputError(
             f"network {name!r} is not in the model zoo; known networks: {known}.{did_you_mean(str(name), MODELS)}"
         )
-    build = MODELS[name]
-    signature = inspect.signature(build)
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
         raise InputError(f"{name}: arguments={arguments!r} is not accepted; give a dict from argument names to values.")
+    signature = inspect.signature(MODELS[name])
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -86,4 +59,4 @@ def rebuild(spec: Mapping[str, Any]) -> nn.Module:
             f"{name}: {error}; its arguments are {', '.join(signature.parameters)}, given were "
             f"{', '.join(arguments) or 'none'}.{near}"
         ) from error
-    return build(**arguments)
+    return MODELS[name](**arguments)

@@ -1,11 +1,13 @@
 """Plain convolutional networks: LeNet in four sizes and the AlexNet of the reference-posterior literature."""
 
 from collections import OrderedDict
+from itertools import pairwise
+from typing import Literal
 
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.models.spec import choice, count, zoo
+from choral.models.spec import zoo
 
 _LENET_WIDTHS = {
     "5": (6, 16, 120, 84),
@@ -16,7 +18,9 @@ _LENET_WIDTHS = {
 
 
 @zoo
-def lenet(size: str = "S", *, classes: int = 10, channels: int = 3, side: int = 32) -> nn.Module:
+def lenet(
+    size: Literal["5", "S", "M", "L"] = "S", *, classes: int = 10, channels: int = 3, side: int = 32
+) -> nn.Module:
     """Return a LeNet: two 5x5 convolutions without padding, each with max-pooling, and three linear layers.
 
     Args:
@@ -34,30 +38,19 @@ def lenet(size: str = "S", *, classes: int = 10, channels: int = 3, side: int = 
     >>> sum(p.numel() for p in lenet("S").parameters())
     253290
     """
-    choice("size", size, _LENET_WIDTHS)
-    if count("side", side) < 16:
+    if side < 16:
         raise InputError(
             f"side={side} leaves nothing after two 5x5 convolutions and two poolings; "
             "give images of at least 16x16, or use resnet_cifar, vit or mlp for smaller ones."
         )
-    conv1, conv2, fc1, fc2 = _LENET_WIDTHS[size]
-    map_side = ((side - 4) // 2 - 4) // 2
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(count("channels", channels), conv1, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(conv1, conv2, 5),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(conv2 * map_side**2, fc1),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(fc1, fc2),
-            relu4=nn.ReLU(),
-            classifier=nn.Linear(fc2, count("classes", classes)),
-        )
-    )
+    *convolutions, fc1, fc2 = _LENET_WIDTHS[size]
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (inputs, outputs) in enumerate(pairwise((channels, *convolutions)), start=1):
+        layers |= {f"conv{i}": nn.Conv2d(inputs, outputs, 5), f"relu{i}": nn.ReLU(), f"pool{i}": nn.MaxPool2d(2)}
+        side = (side - 4) // 2
+    layers |= {"flatten": nn.Flatten(), "fc1": nn.Linear(outputs * side**2, fc1), "relu3": nn.ReLU()}
+    layers |= {"fc2": nn.Linear(fc1, fc2), "relu4": nn.ReLU(), "classifier": nn.Linear(fc2, classes)}
+    return nn.Sequential(layers)
 
 
 @zoo
@@ -77,9 +70,10 @@ def alexnet_cifar(*, classes: int = 10, channels: int = 3, side: int = 32) -> nn
     Reference: Wilson et al., "Evaluating Approximate Inference in Bayesian Deep Learning", NeurIPS 2021 competition,
     PMLR 176; the network of its CIFAR-10 track.
     """
-    count("side", side, least=4)
+    if side < 4:
+        raise InputError(f"side={side} is not accepted; give images of at least 4x4.")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    width = count("channels", channels)
+    width = channels
     for i, (filters, kernel) in enumerate(((64, 3), (128, 3), (256, 2), (128, 2), (64, 2)), start=1):
         if kernel == 2:
             layers[f"pad{i}"] = nn.ZeroPad2d((0, 1, 0, 1))  # an even kernel needs one more row and column
@@ -94,5 +88,5 @@ def alexnet_cifar(*, classes: int = 10, channels: int = 3, side: int = 32) -> nn
         layers[f"fc{i}"] = nn.Linear(width, units)
         layers[f"swish{i + 5}"] = nn.SiLU()
         width = units
-    layers["classifier"] = nn.Linear(width, count("classes", classes))
+    layers["classifier"] = nn.Linear(width, classes)
     return nn.Sequential(layers)

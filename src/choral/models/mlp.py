@@ -2,16 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torch import nn
 
-from choral.models.spec import activation_named, choice, count, counts, rate, zoo
+from choral.models.spec import ACTIVATIONS, Activation, zoo
 
-_NORMS: dict[str | None, Callable[[int], nn.Module] | None] = {
-    None: None,
-    "batch": nn.BatchNorm1d,
-    "layer": nn.LayerNorm,
-}
+_NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 @zoo
@@ -20,8 +17,8 @@ def mlp(
     outputs: int,
     *,
     hidden: Sequence[int] = (50,),
-    activation: str = "relu",
-    norm: str | None = None,
+    activation: Activation = "relu",
+    norm: Literal["batch", "layer", None] = None,
     dropout: float = 0.0,
 ) -> nn.Module:
     """Return a multilayer perceptron that flattens its inputs first.
@@ -39,19 +36,15 @@ def mlp(
     >>> sum(p.numel() for p in mlp(8, 1).parameters())
     501
     """
-    act = activation_named(activation)
-    choice("norm", norm, _NORMS)
-    rate("dropout", dropout)
-    normalize = _NORMS[norm]
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    width = count("inputs", inputs)
-    for i, units in enumerate(counts("hidden", hidden), start=1):
+    width = inputs
+    for i, units in enumerate(hidden, start=1):
         layers[f"linear{i}"] = nn.Linear(width, units)
-        if normalize is not None:
-            layers[f"norm{i}"] = normalize(units)
-        layers[f"activation{i}"] = act()
+        if norm is not None:
+            layers[f"norm{i}"] = _NORMS[norm](units)
+        layers[f"activation{i}"] = ACTIVATIONS[activation]()
         if dropout > 0:
             layers[f"dropout{i}"] = nn.Dropout(dropout)
         width = units
-    layers["output"] = nn.Linear(width, count("outputs", outputs))
+    layers["output"] = nn.Linear(width, outputs)
     return nn.Sequential(layers)

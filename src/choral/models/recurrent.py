@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from choral.models.spec import count, zoo
+from choral.models.spec import zoo
 
 _GATES = ("input", "forget", "cell", "output")
 
@@ -73,10 +73,4 @@ def cnn_lstm(
 
     Reference: Izmailov et al., "What Are Bayesian Neural Network Posteriors Really Like?", 2021, arXiv:2104.14421.
     """
-    return CnnLstm(
-        count("vocabulary", vocabulary),
-        count("classes", classes),
-        count("embedding", embedding),
-        count("filters", filters),
-        count("units", units),
-    )
+    return CnnLstm(vocabulary, classes, embedding, filters, units)

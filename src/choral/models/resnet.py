@@ -1,4 +1,4 @@
-"""Residual networks: the CIFAR family, its batch-free FRN variant, and the ImageNet family with ResNeXt.
+"""Residual networks: the CIFAR family, its batch-free FRN variant, wide ones, and the ImageNet family with ResNeXt.
 
 Every network is one `nn.Sequential` of named stages. The ImageNet family uses torchvision's parameter names, so its
 trained weights load with `load_state_dict`.
@@ -7,13 +7,15 @@ trained weights load with `load_state_dict`.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
 from choral.layers.frn import FilterResponseNorm
-from choral.models.spec import activation_named, blocks, choice, count, he, zoo
+from choral.models.spec import ACTIVATIONS, Activation, blocks, he, zoo
 
-STEMS = ("imagenet", "cifar")
+Stem = Literal["imagenet", "cifar"]
+Layers = OrderedDict[str, nn.Module]
 
 
 @dataclass(frozen=True)
@@ -24,112 +26,90 @@ class _Parts:
     activation: Callable[[], nn.Module] = nn.ReLU
     bias: bool = False
 
-
-def _shortcut(inputs: int, outputs: int, stride: int, parts: _Parts) -> nn.Module:
-    """Return the identity, or a normalized 1x1 projection where the shape changes."""
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=parts.bias), parts.norm(outputs))
+    def block(self, inputs: int, outputs: int, stride: int) -> nn.Module:
+        """Return a basic block: two 3x3 convolutions."""
+        return Block(inputs, [(outputs, 3, stride, 1), (outputs, 3, 1, 1)], self)
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut around them."""
+class Block(nn.Module):
+    """Convolutions, each with its normalization, and a shortcut: the identity, or a normalized 1x1 projection where the shape changes.
 
-    def __init__(self, inputs: int, outputs: int, stride: int, parts: _Parts):
+    Args:
+        inputs: channels that it reads.
+        convolutions: outputs, kernel, stride and groups of each convolution.
+        parts: see `_Parts`.
+    """
+
+    def __init__(self, inputs: int, convolutions: Sequence[tuple[int, int, int, int]], parts: _Parts):
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=parts.bias)
-        self.bn1 = parts.norm(outputs)
-        self.act1 = parts.activation()
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=parts.bias)
-        self.bn2 = parts.norm(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride, parts)
-        self.act2 = parts.activation()
+        self.length, width = len(convolutions), inputs
+        for i, (outputs, kernel, stride, groups) in enumerate(convolutions, start=1):
+            conv = nn.Conv2d(width, outputs, kernel, stride, kernel // 2, groups=groups, bias=parts.bias)
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"bn{i}", parts.norm(outputs))
+            if i < self.length:
+                self.add_module(f"act{i}", parts.activation())
+            width = outputs
+        stride = max(stride for _, _, stride, _ in convolutions)
+        same = stride == 1 and inputs == width
+        project = nn.Identity() if same else nn.Conv2d(inputs, width, 1, stride, bias=parts.bias)
+        self.downsample = project if same else nn.Sequential(project, parts.norm(width))
+        self.add_module(f"act{self.length}", parts.activation())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return activation(F(x) + shortcut(x))."""
-        y = self.act1(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        return self.act2(y + self.downsample(x))
+        y = x
+        for i in range(1, self.length + 1):
+            y = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(y))
+            y = self.get_submodule(f"act{i}")(y if i < self.length else y + self.downsample(x))
+        return y
 
 
-class Bottleneck(nn.Module):
-    """A 1x1, a (grouped) 3x3 and a 1x1 convolution with a shortcut around them; the 3x3 one has the stride."""
-
-    def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int, parts: _Parts):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, inner, 1, bias=parts.bias)
-        self.bn1 = parts.norm(inner)
-        self.act1 = parts.activation()
-        self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, groups=groups, bias=parts.bias)
-        self.bn2 = parts.norm(inner)
-        self.act2 = parts.activation()
-        self.conv3 = nn.Conv2d(inner, outputs, 1, bias=parts.bias)
-        self.bn3 = parts.norm(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride, parts)
-        self.act3 = parts.activation()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return activation(F(x) + shortcut(x))."""
-        y = self.act1(self.bn1(self.conv1(x)))
-        y = self.act2(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        return self.act3(y + self.downsample(x))
-
-
-def _resnet(
-    stages: Sequence[int],
-    *,
-    block: Callable[[int, int, int], nn.Module],
-    widths: Sequence[int],
-    stem_width: int,
-    stem: str,
-    classes: int,
-    channels: int,
-    parts: _Parts,
-) -> nn.Sequential:
-    """Chain a stem, the stages (the first of stride 1, the others of stride 2), pooling and a linear layer."""
-    large = stem == "imagenet"
-    count("channels", channels)
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    if large:
-        layers["conv1"] = nn.Conv2d(channels, stem_width, 7, stride=2, padding=3, bias=parts.bias)
-    else:
-        layers["conv1"] = nn.Conv2d(channels, stem_width, 3, padding=1, bias=parts.bias)
-    layers["bn1"] = parts.norm(stem_width)
-    layers["act1"] = parts.activation()
-    if large:
-        layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
-    inputs = stem_width
-    for i, (length, width) in enumerate(zip(stages, widths), start=1):
+def _stages(
+    block: Callable[[int, int, int], nn.Module], inputs: int, lengths: Sequence[int], widths: Sequence[int]
+) -> Layers:
+    """Return the stages, named layer1, layer2 and so on: the first of stride 1, the others of stride 2."""
+    layers: Layers = OrderedDict()
+    for i, (length, width) in enumerate(zip(lengths, widths), start=1):
         stage = nn.Sequential()
         for j in range(length):
             stage.append(block(inputs, width, 2 if i > 1 and j == 0 else 1))
             inputs = width
         layers[f"layer{i}"] = stage
-    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(inputs, count("classes", classes))
-    return nn.Sequential(layers)
+    return layers
 
 
-def _cifar(depth: int, *, classes: int, channels: int, width: int, parts: _Parts) -> nn.Sequential:
-    length = blocks("depth", depth, layers=6, extra=2)
-    count("width", width)
-    return _resnet(
-        [length] * 3,
-        block=lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride, parts),
-        widths=[width, 2 * width, 4 * width],
-        stem_width=width,
-        stem="cifar",
-        classes=classes,
-        channels=channels,
-        parts=parts,
-    )
+def _ending(inputs: int, classes: int) -> Layers:
+    """Return pooling and a linear layer."""
+    return OrderedDict(avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))
+
+
+def _resnet(
+    lengths: Sequence[int],
+    block: Callable[[int, int, int], nn.Module],
+    *,
+    width: int,
+    classes: int,
+    channels: int,
+    parts: _Parts,
+    stem: Stem = "cifar",
+    stem_width: int | None = None,
+) -> nn.Sequential:
+    """Chain a stem, stages whose width doubles, pooling and a linear layer."""
+    large, first = stem == "imagenet", stem_width or width
+    kernel, stride = (7, 2) if large else (3, 1)
+    conv = nn.Conv2d(channels, first, kernel, stride, kernel // 2, bias=parts.bias)
+    layers: Layers = OrderedDict(conv1=conv, bn1=parts.norm(first), act1=parts.activation())
+    if large:
+        layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    widths = [width * 2**i for i in range(len(lengths))]
+    layers |= _stages(block, first, lengths, widths)
+    return nn.Sequential(layers | _ending(widths[-1], classes))
 
 
 @zoo
 def resnet_cifar(
-    depth: int = 20, *, classes: int = 10, channels: int = 3, width: int = 16, activation: str = "relu"
+    depth: int = 20, *, classes: int = 10, channels: int = 3, width: int = 16, activation: Activation = "relu"
 ) -> nn.Module:
     """Return a ResNet for small images: three stages of basic blocks with 1x1 projection shortcuts.
 
@@ -149,10 +129,9 @@ def resnet_cifar(
     >>> sum(p.numel() for p in resnet_cifar(20).parameters())
     272474
     """
-    parts = _Parts(activation=activation_named(activation))
-    network = _cifar(depth, classes=classes, channels=channels, width=width, parts=parts)
-    he(network)
-    return network
+    parts = _Parts(activation=ACTIVATIONS[activation])
+    lengths = [blocks(depth, layers=6, extra=2)] * 3
+    return he(_resnet(lengths, parts.block, width=width, classes=classes, channels=channels, parts=parts))
 
 
 @zoo
@@ -170,14 +149,13 @@ def resnet20_frn(*, classes: int = 10, channels: int = 3, width: int = 16) -> nn
     274042
     """
     parts = _Parts(norm=FilterResponseNorm, activation=nn.SiLU, bias=True)
-    network = _cifar(20, classes=classes, channels=channels, width=width, parts=parts)
-    he(network, fan="fan_in", linear=True)
-    return network
+    network = _resnet([3] * 3, parts.block, width=width, classes=classes, channels=channels, parts=parts)
+    return he(network, fan="fan_in", linear=True)
 
 
 @zoo
 def resnet18(
-    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64, activation: str = "relu"
+    *, classes: int = 1000, channels: int = 3, stem: Stem = "imagenet", width: int = 64, activation: Activation = "relu"
 ) -> nn.Module:
     """Return ResNet-18: four stages of two basic blocks.
 
@@ -195,45 +173,28 @@ def resnet18(
     >>> sum(p.numel() for p in resnet18().parameters())
     11689512
     """
-    choice("stem", stem, STEMS)
-    parts = _Parts(activation=activation_named(activation))
-    network = _resnet(
-        [2, 2, 2, 2],
-        block=lambda inputs, outputs, stride: BasicBlock(inputs, outputs, stride, parts),
-        widths=[count("width", width) * 2**i for i in range(4)],
-        stem_width=width,
-        stem=stem,
-        classes=classes,
-        channels=channels,
-        parts=parts,
-    )
-    he(network)
-    return network
+    parts = _Parts(activation=ACTIVATIONS[activation])
+    lengths = [2, 2, 2, 2]
+    return he(_resnet(lengths, parts.block, width=width, classes=classes, channels=channels, parts=parts, stem=stem))
 
 
 def _bottlenecks(
-    *, classes: int, channels: int, stem: str, width: int, expansion: int, groups: int, activation: str
+    *, classes: int, channels: int, stem: Stem, width: int, expansion: int, groups: int, activation: Activation
 ) -> nn.Module:
     """Return 50 layers of bottlenecks: inner convolutions `width` wide at first, outputs `expansion` times that."""
-    choice("stem", stem, STEMS)
-    parts = _Parts(activation=activation_named(activation))
-    network = _resnet(
-        [3, 4, 6, 3],
-        block=lambda inputs, outputs, stride: Bottleneck(inputs, outputs // expansion, outputs, stride, groups, parts),
-        widths=[width * expansion * 2**i for i in range(4)],
-        stem_width=width * expansion // 4,
-        stem=stem,
-        classes=classes,
-        channels=channels,
-        parts=parts,
-    )
-    he(network)
-    return network
+    parts, wide = _Parts(activation=ACTIVATIONS[activation]), width * expansion
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        inner = outputs // expansion
+        return Block(inputs, [(inner, 1, 1, 1), (inner, 3, stride, groups), (outputs, 1, 1, 1)], parts)
+
+    sizes = {"width": wide, "stem_width": wide // 4, "classes": classes, "channels": channels}
+    return he(_resnet([3, 4, 6, 3], block, **sizes, parts=parts, stem=stem))
 
 
 @zoo
 def resnet50(
-    *, classes: int = 1000, channels: int = 3, stem: str = "imagenet", width: int = 64, activation: str = "relu"
+    *, classes: int = 1000, channels: int = 3, stem: Stem = "imagenet", width: int = 64, activation: Activation = "relu"
 ) -> nn.Module:
     """Return ResNet-50: bottleneck blocks that give four times the width of their 3x3 convolution.
 
@@ -243,7 +204,6 @@ def resnet50(
 
     Differs from the paper: the stride is on the 3x3 convolution of a block, as in common implementations.
     """
-    count("width", width)
     return _bottlenecks(
         classes=classes, channels=channels, stem=stem, width=width, expansion=4, groups=1, activation=activation
     )
@@ -254,27 +214,67 @@ def resnext50(
     *,
     classes: int = 1000,
     channels: int = 3,
-    stem: str = "imagenet",
+    stem: Stem = "imagenet",
     groups: int = 32,
     group_width: int = 4,
-    activation: str = "relu",
+    activation: Activation = "relu",
 ) -> nn.Module:
     """Return ResNeXt-50 (32x4d): ResNet-50 with grouped 3x3 convolutions.
 
+    Args not listed are those of `resnet18`.
+
     Args:
-        classes: number of classes.
-        channels: channels of the images.
-        stem: as in `resnet18`.
         groups: groups of the 3x3 convolutions, the paper's cardinality C.
         group_width: channels of one group in the first stage, the paper's d.
-        activation: as in `mlp`.
-
-    Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
     Reference: Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", 2017, arXiv:1611.05431,
     Table 1.
     """
-    width = count("groups", groups) * count("group_width", group_width)
+    width = groups * group_width
     return _bottlenecks(
         classes=classes, channels=channels, stem=stem, width=width, expansion=2, groups=groups, activation=activation
     )
+
+
+class WideBlock(nn.Module):
+    """BN, ReLU, 3x3 convolution, twice; the shortcut is the identity or a 1x1 convolution of the activated input."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float):
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.relu1 = nn.ReLU()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
+        self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.shortcut = None if stride == 1 and inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return F(x) + x, or F(x) + projection(ReLU(BN(x)))."""
+        activated = self.relu1(self.bn1(x))
+        y = self.conv1(activated)
+        y = self.conv2(self.dropout(self.relu2(self.bn2(y))))
+        return y + (x if self.shortcut is None else self.shortcut(activated))
+
+
+@zoo
+def wide_resnet(
+    depth: int = 28, width: int = 10, *, classes: int = 10, channels: int = 3, dropout: float = 0.0
+) -> nn.Module:
+    """Return a wide ResNet for small images; classes, channels and shapes as in `resnet_cifar`.
+
+    Args:
+        depth: 6n+4 layers with n blocks in each of the three stages: 16, 22, 28, 40.
+        width: factor on the 16, 32 and 64 channels of the stages, the paper's k.
+        dropout: rate between the two convolutions of a block.
+
+    Reference: Zagoruyko & Komodakis, "Wide Residual Networks", 2016, arXiv:1605.07146, Table 1.
+    """
+    length, widths = blocks(depth, layers=6, extra=4), [16 * width, 32 * width, 64 * width]
+    layers: Layers = OrderedDict(conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False))
+    layers |= _stages(
+        lambda inputs, outputs, stride: WideBlock(inputs, outputs, stride, dropout), 16, [length] * 3, widths
+    )
+    layers |= {"bn_final": nn.BatchNorm2d(widths[-1]), "relu_final": nn.ReLU()}
+    return he(nn.Sequential(layers | _ending(widths[-1], classes)))

@@ -1,13 +1,7 @@
-"""What the builders of the model zoo share: argument checks, initialization, and the arguments a network was built with.
+"""What the builders of the model zoo share: checked arguments that networks remember, activations and initialization.
 
-A zoo network remembers how it was built, so that a saved ensemble can be built again by name.
-
-`@zoo` binds the arguments of a builder, keeps them as plain JSON types on the network it returns, and hands the builder
-the same arguments (lists as tuples) whether they came from Python or from a file.
-
-Checks of the arguments networks are built from; each returns the value or raises InputError.
-
-Initializations that several families share; all draw from torch's global generator.
+`@zoo` checks the arguments of a builder by their annotations, keeps them as plain JSON types on the network it returns, so that
+a saved ensemble can be built again by name, and hands them on alike (lists as tuples) whether they came from Python or a file.
 """
 
 import copy
@@ -15,14 +9,15 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, ParamSpec
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec, get_args, get_origin
 
 from torch import nn
 
 from choral.base.errors import InputError, did_you_mean
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+Activation = Literal["relu", "tanh", "sigmoid", "elu", "gelu", "silu"]
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
@@ -32,64 +27,21 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def count(name: str, value: int, *, least: int = 1) -> int:
-    """Return a whole number that is large enough.
-
-    >>> count("classes", 10)
-    10
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name}={value!r} is not accepted; give a whole number of at least {least}.")
-    return value
-
-
-def counts(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    """Return a tuple of counts."""
-    if not isinstance(values, list | tuple):
-        raise InputError(f"{name}={values!r} is not accepted; give a tuple of whole numbers such as (50, 50).")
-    return tuple(count(f"{name}[{i}]", value) for i, value in enumerate(values))
-
-
-def rate(name: str, value: float) -> float:
-    """Return a dropout rate, from 0 up to but not including 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise InputError(f"{name}={value!r} is not accepted; give a number from 0 (none) to below 1.")
-    return float(value)
-
-
-def choice(name: str, value: str | None, accepted: Iterable[str | None]) -> None:
-    """Raise unless the value is one of the accepted ones."""
-    accepted = list(accepted)
-    if not any(value == option and type(value) is type(option) for option in accepted):
-        near = did_you_mean(str(value), [option for option in accepted if option is not None])
-        raise InputError(f"{name}={value!r} is not accepted; give one of {', '.join(map(repr, accepted))}.{near}")
-
-
-def activation_named(name: str) -> Callable[[], nn.Module]:
-    """Return the class of an activation: "relu", "tanh", "sigmoid", "elu", "gelu" or "silu".
-
-    >>> activation_named("silu")()
-    SiLU()
-    """
-    choice("activation", name, _ACTIVATIONS)
-    return _ACTIVATIONS[name]
-
-
-def blocks(name: str, depth: int, *, layers: int, extra: int) -> int:
+def blocks(depth: int, *, layers: int, extra: int) -> int:
     """Return n for a depth that must be `layers` * n + `extra`, n at least 1.
 
-    >>> blocks("depth", 20, layers=6, extra=2)
+    >>> blocks(20, layers=6, extra=2)
     3
     """
-    n, rest = divmod(count(name, depth) - extra, layers)
+    n, rest = divmod(depth - extra, layers)
     if n < 1 or rest:
         near = max(1, round((depth - extra) / layers)) * layers + extra
-        raise InputError(f"{name}={depth} is not accepted; it must be {layers}n+{extra}: the nearest such is {near}.")
+        raise InputError(f"depth={depth} is not accepted; it must be {layers}n+{extra}: the nearest such is {near}.")
     return n
 
 
-def he(network: nn.Module, *, fan: Literal["fan_in", "fan_out"] = "fan_out", linear: bool = False) -> None:
-    """Draw the weights of every convolution from N(0, 2 / fan) and set all convolution and linear biases to zero.
+def he(network: nn.Module, *, fan: Literal["fan_in", "fan_out"] = "fan_out", linear: bool = False) -> nn.Module:
+    """Draw the weights of every convolution from N(0, 2 / fan), set all convolution and linear biases to zero, return the network.
 
     Args:
         network: the network to initialize, in place.
@@ -104,6 +56,7 @@ def he(network: nn.Module, *, fan: Literal["fan_in", "fan_out"] = "fan_out", lin
                 nn.init.kaiming_normal_(layer.weight, mode=fan, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+    return network
 
 
 _ATTRIBUTE = "_choral_spec"
@@ -130,8 +83,25 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
+def _check(name: str, value: Any, parameter: inspect.Parameter) -> None:
+    """Raise for a count below 1 (or 0, where that is the default), a dropout rate outside [0, 1) and an unknown word."""
+    hint, accepted = parameter.annotation, get_args(parameter.annotation)
+    least = 0 if parameter.default == 0 else 1
+    if hint == Sequence[int] and type(value) is not list:
+        raise InputError(f"{name}={value!r} is not accepted; give a tuple of whole numbers such as (50, 50).")
+    for i, number in enumerate(value) if hint == Sequence[int] else [(0, value)] if hint is int else ():
+        if type(number) is not int or number < least:
+            at = name if hint is int else f"{name}[{i}]"
+            raise InputError(f"{at}={number!r} is not accepted; give a whole number of at least {least}.")
+    if name == "dropout" and (type(value) not in (int, float) or not 0 <= value < 1):
+        raise InputError(f"{name}={value!r} is not accepted; give a number from 0 (none) to below 1.")
+    if get_origin(hint) is Literal and value not in accepted:
+        near = did_you_mean(str(value), [word for word in accepted if word is not None])
+        raise InputError(f"{name}={value!r} is not accepted; give one of {', '.join(map(repr, accepted))}.{near}")
+
+
 def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Module]:
-    """Make a builder leave its name and arguments, defaults included, on the network it returns.
+    """Make a builder check its arguments and leave its name and arguments, defaults included, on the network it returns.
 
     Errors about arguments get the builder's name in front.
     """
@@ -143,6 +113,8 @@ def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Modul
         bound.apply_defaults()
         try:
             arguments = {name: _plain(name, value) for name, value in bound.arguments.items()}
+            for name, value in arguments.items():
+                _check(name, value, signature.parameters[name])
             bound.arguments.update({name: _tuples(value) for name, value in arguments.items()})
             network = build(*bound.args, **bound.kwargs)
         except InputError as error:

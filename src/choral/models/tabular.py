@@ -2,14 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
 from choral.layers.features import Apiece, Beside, Piecewise, Skippable, Waves, piecewise_embedding
-from choral.models.spec import choice, count, counts, rate, zoo
-
-_EMBEDDINGS = ("none", "piecewise", "periodic")
+from choral.models.spec import zoo
 
 
 @zoo
@@ -18,7 +17,7 @@ def tabular(
     outputs: int,
     *,
     hidden: Sequence[int] = (256, 256),
-    embedding: str = "piecewise",
+    embedding: Literal["none", "piecewise", "periodic"] = "piecewise",
     edges: Sequence[Sequence[float]] = (),
     embedding_width: int = 0,
     embed_all: bool = True,
@@ -52,18 +51,12 @@ def tabular(
     >>> net[0](torch.tensor([[1.5, 9.0]])).tolist()
     [[1.0, 0.5, 9.0]]
     """
-    choice("embedding", embedding, _EMBEDDINGS)
-    rate("dropout", dropout)
-    units = counts("hidden", hidden)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    width = count("inputs", inputs)
-    if embedding != "none":
-        wide = count("embedding_width", embedding_width, least=0)
-        if embedding == "piecewise":
-            layers["features"], width = _piecewise(inputs, edges, wide, embed_all)
-        else:
-            count("frequencies", frequencies)
-            layers["features"], width = _periodic(inputs, frequencies, frequency_scale, wide)
+    units, width = tuple(hidden), inputs
+    if embedding == "piecewise":
+        layers["features"], width = _piecewise(inputs, edges, embedding_width, embed_all)
+    elif embedding == "periodic":
+        layers["features"], width = _periodic(inputs, frequencies, frequency_scale, embedding_width)
     if skippable:
         if residual or len(set(units)) > 1:
             raise InputError(
@@ -76,15 +69,14 @@ def tabular(
             layers[f"hidden{i}"] = Skippable(nn.Sequential(parts))
     else:
         width = (_residual if residual else _plain)(layers, width, units, dropout)
-    layers["output"] = nn.Linear(width, count("outputs", outputs))
+    layers["output"] = nn.Linear(width, outputs)
     return nn.Sequential(layers)
 
 
 def _piecewise(inputs: int, edges: Sequence[Sequence[float]], width: int, whole: bool) -> tuple[nn.Module, int]:
     if len(edges) != inputs:
         raise InputError(
-            f"edges has {len(edges)} features and inputs is {inputs}; give edges=choral.layers.quantile_edges(x_train) for the same "
-            "features."
+            f"edges has {len(edges)} features and inputs is {inputs}; give edges=choral.layers.quantile_edges(x_train)."
         )
     binned = [whole or bool(own) for own in edges]
     if width and all(binned):
@@ -100,7 +92,6 @@ def _periodic(inputs: int, frequencies: int, scale: float, width: int) -> tuple[
     """Return waves of each feature, or with a width what a map of its own makes of them."""
     waves = Apiece(inputs, 1, frequencies)
     nn.init.normal_(waves.maps.weight, std=scale)
-    assert waves.maps.bias is not None
     nn.init.uniform_(waves.maps.bias, 0.0, 1.0)
     if not width:
         return nn.Sequential(waves, Waves()), inputs * frequencies

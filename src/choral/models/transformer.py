@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.errors import InputError
-from choral.models.spec import count, rate, zoo
+from choral.models.spec import zoo
 
 
 class EncoderBlock(nn.Module):
@@ -40,22 +40,21 @@ def _positions(tokens: Tensor) -> Tensor:
     return torch.ones_like(tokens[:1], dtype=torch.long).cumsum(1) - 1
 
 
-def _initialize(network: nn.Module) -> None:
-    """Xavier for linear layers with zero biases, N(0, 0.02^2) for embeddings."""
+def _initialized(network: nn.Module) -> nn.Module:
+    """Draw linear layers by Xavier's rule with zero biases, embeddings from N(0, 0.02^2), and return the network."""
     for layer in network.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.Embedding):
             nn.init.normal_(layer.weight, std=0.02)
+    return network
 
 
 def _encoder(width: int, depth: int, heads: int, hidden: int, dropout: float) -> list[EncoderBlock]:
-    rate("dropout", dropout)
-    if count("width", width) % count("heads", heads):
+    if width % heads:
         raise InputError(f"heads={heads} does not divide width={width}; give a divisor of {width}.")
-    count("hidden", hidden)
-    return [EncoderBlock(width, heads, hidden, dropout) for _ in range(count("depth", depth))]
+    return [EncoderBlock(width, heads, hidden, dropout) for _ in range(depth)]
 
 
 class VisionTransformer(nn.Module):
@@ -108,14 +107,10 @@ def vit(
 
     Differs from the paper: the mean over tokens instead of a class token, as in Beyer et al., 2022, arXiv:2205.01580.
     """
-    if count("side", side) % count("patch", patch):
+    if side % patch:
         raise InputError(f"patch={patch} does not divide side={side}; give a divisor of {side}.")
     blocks = _encoder(width, depth, heads, hidden, dropout)
-    network = VisionTransformer(
-        blocks, (side // patch) ** 2, patch, count("channels", channels), width, count("classes", classes)
-    )
-    _initialize(network)
-    return network
+    return _initialized(VisionTransformer(blocks, (side // patch) ** 2, patch, channels, width, classes))
 
 
 class TextTransformer(nn.Module):
@@ -166,11 +161,7 @@ def transformer(
         vocabulary: number of tokens with the padding; inputs are integers from 0 to vocabulary - 1.
         classes: number of classes.
         length: the longest text, in tokens.
-        width: as depth, heads, hidden and dropout, those of `vit`.
-        depth: see `vit`.
-        heads: see `vit`.
-        hidden: see `vit`.
-        dropout: see `vit`.
+        width, depth, heads, hidden, dropout: as in `vit`.
 
     Shapes: (batch, token) integers -> (batch, classes).
 
@@ -179,8 +170,4 @@ def transformer(
     Differs from the paper: LayerNorm before each half of a block, learned positions, GELU.
     """
     blocks = _encoder(width, depth, heads, hidden, dropout)
-    network = TextTransformer(
-        blocks, count("vocabulary", vocabulary), count("length", length), width, count("classes", classes)
-    )
-    _initialize(network)
-    return network
+    return _initialized(TextTransformer(blocks, vocabulary, length, width, classes))

@@ -21,10 +21,10 @@ from choral.calibration import (
     fit_conformal_sets,
     fit_label_sets,
     fit_temperature,
-    label_log_scores,
 )
 from choral.calibration.members import Correction, Loss, mixture
-from choral.metrics.inputs import PROB_FLOOR, checked_weights
+from choral.metrics.classification import brier_rows, correct_rows, nll_rows
+from choral.metrics.inputs import PROB_FLOOR, mixture_log
 from choral.predictions.prediction import Predictive, means_of
 
 _OF_MEMBERS = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
@@ -46,6 +46,8 @@ class Probabilities(Predictive):
         "sets",
     )
     shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
+    unsure: ClassVar[str] = "entropy"
+    alarming: ClassVar[tuple[str, ...]] = ("entropy", "mutual_information", "aleatoric")
     alarm: ClassVar[str] = "entropy"
 
     logits: Tensor
@@ -93,6 +95,20 @@ class Probabilities(Predictive):
     def epistemic(self) -> Tensor:
         """Entropy of the members' mean minus their mean entropy: what they disagree about, never negative."""
         return (self._entropies(self.average(self.member_probs)) - self.aleatoric).clamp(min=0)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """The same as epistemic."""
+        return self.epistemic
+
+    def sets(self, *, seed: int = 0) -> Tensor:
+        """Return conformal sets as booleans: classes of each point (batch, class), or no and yes of each label (batch, label, 2)."""
+        found: Tensor = self.rule.apply(self.probs, seed=seed)
+        return found
+
+    def covered(self, targets: Tensor) -> Tensor:
+        """Return whether each set holds its label or answer (batch, ...)."""
+        return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
 
     def cooled(self, temperature: Temperature) -> Self:
         """Return the prediction with its logits divided by a fitted temperature."""
@@ -157,15 +173,6 @@ class Classification(Probabilities):
     def _entropies(self, probs: Tensor) -> Tensor:
         return torch.special.entr(probs).sum(self.axis)
 
-    def sets(self, *, seed: int = 0) -> Tensor:
-        """Return the conformal set of each point as booleans (batch, class)."""
-        found: Tensor = self.rule.apply(self.probs, seed=seed)
-        return found
-
-    def covered(self, targets: Tensor) -> Tensor:
-        """Return whether the set of each point holds its label (batch,)."""
-        return self.sets().gather(1, targets.unsqueeze(1)).squeeze(1)
-
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out labels."""
         if per == "member":
@@ -198,9 +205,7 @@ class Classification(Probabilities):
         if odd:
             rows = int((labels == odd[0]).sum())
             name = f"'{self.names[odd[0]]}'" if self.names else odd[0]
-            warn(
-                f"y holds the class {name}, which no training row had; such rows ({rows}) cannot be predicted right.",
-            )
+            warn(f"y holds the class {name}, which no training row had; such rows ({rows}) cannot be predicted right.")
         return labels.long()
 
     def counts(self, targets: Tensor) -> Tensor:
@@ -213,51 +218,44 @@ class Classification(Probabilities):
 
     def _flat(self, probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities (..., row, class) and labels (row,): positions are rows, and ignored ones are left out."""
-        if self.logits.dim() == 3 and self.ignore is None:
-            return probs, targets
         rows, kept = probs.movedim(self.axis, -1).flatten(probs.dim() - self.probs.dim(), -2), self._counted(targets)
-        return rows[..., kept.flatten(), :], targets[kept]
+        return (rows, targets.flatten()) if self.ignore is None else (rows[..., kept.flatten(), :], targets[kept])
+
+    def _at_labels(self, values: Tensor, targets: Tensor) -> Tensor:
+        """Return the entry of each label among the classes; that of the first class where the label does not count."""
+        known, values = torch.where(self._counted(targets), targets, 0), values.movedim(self.axis, -1)
+        return values.gather(-1, known.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+    def _summed(self, logs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over each point's labels that count. Shapes: (row, batch, ...) -> (row, batch)."""
+        counted = logs * self._counted(targets)
+        return counted if counted.dim() == 2 else counted.flatten(2).sum(-1)
 
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log probability each member gives to each label, those of one point summed (member, batch)."""
-        if self.logits.dim() == 3 and self.ignore is None:
-            return label_log_scores(self.member_probs, targets)
-        counted = self._counted(targets)
-        known = torch.where(counted, targets, 0).expand(len(self), *targets.shape)
-        probs = self.member_probs.movedim(self.axis, -1).gather(-1, known.unsqueeze(-1)).squeeze(-1).double()
-        logs = probs.clamp_min(metrics.PROB_FLOOR).log() * counted
-        return logs.reshape(*logs.shape[:2], -1).sum(-1)
+        probs = self._at_labels(self.member_probs, targets).double()
+        return self._summed(probs.clamp_min(PROB_FLOOR).log(), targets)
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return probabilities of the labels that count, position by position; or logits, where those are averaged."""
-        counted = self._counted(targets)
-        known = torch.where(counted, targets, 0)
-        share = counted.double().flatten(1).sum(1).clamp_min(1) if targets.dim() > 1 else torch.ones(len(targets))
-        mixed = self.mixes
+        labels = self._counted(targets).reshape(len(targets), -1).sum(1).clamp_min(1)
+        mixes = self.mixes
 
         def loss(average: Tensor) -> Tensor:  # (candidate, batch, [class,] ...)
-            if not mixed:
-                average = average.log_softmax(self.axis).movedim(self.axis, -1)
-                rows = average.gather(-1, known.expand(average.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-            else:
-                rows = average.clamp_min(metrics.PROB_FLOOR).log()
-            rows = rows * counted
-            return -(rows if rows.dim() == 2 else rows.flatten(2).sum(-1)) / share
+            if mixes:
+                return -self._summed(average.clamp_min(PROB_FLOOR).log(), targets) / labels
+            return -self._summed(self._at_labels(average.log_softmax(self.axis), targets), targets) / labels
 
-        if not mixed:
-            return self.logits.double(), loss
-        probs = self.member_probs.double().movedim(self.axis, -1)
-        return probs.gather(-1, known.expand(probs.shape[:-1]).unsqueeze(-1)).squeeze(-1), loss
+        return (self._at_labels(self.member_probs.double(), targets) if mixes else self.logits.double()), loss
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
         """Return accuracy, nll, Brier and uncertainties of each label that counts."""
         probs, labels = self._flat(self.probs.double(), targets)
-        own = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         found = {
-            "accuracy": (probs.argmax(-1) == labels).double(),
-            "nll": -own.clamp_min(metrics.PROB_FLOOR).log(),
-            "brier": probs.square().sum(-1) - 2 * own + 1,
-            "entropy": torch.special.entr(probs).sum(-1),
+            "accuracy": correct_rows(probs, labels),
+            "nll": nll_rows(probs, labels),
+            "brier": brier_rows(probs, labels),
+            "entropy": metrics.entropy(probs),
         }
         if self.ordered:
             reached = torch.arange(probs.shape[-1]) >= labels.unsqueeze(-1)
@@ -301,17 +299,16 @@ class Classification(Probabilities):
         """Return the reliability table, how well each class is told, and the rows whose class had the least probability."""
         probs, labels = self._flat(self.probs, targets)
         names = list(self.names or map(str, range(probs.shape[-1])))
-        found = {"reliability": _reliability(probs, labels), "classes": _told(probs, labels, names)}
+        found = {
+            "reliability": _reliability(probs, labels),
+            "classes": {"names": names} | metrics.class_report(probs, labels),
+        }
         return found | ({"worst": _worst(probs, labels, names)} if len(labels) == len(targets) else {})
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how often two members name different classes."""
         probs, _ = self._flat(self.by_member(self.member_probs), targets)
         return "disagreement", metrics.disagreement_matrix(probs)
-
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the entropy, of dense outputs the mean over a point's positions."""
-        return "entropy", self.entropy.reshape(len(self.entropy), -1).mean(1), None
 
     def alarms(self) -> dict[str, Tensor]:
         """Return the scores of `choral.metrics.ood_scores`, of dense outputs the mean over a point's positions."""
@@ -370,15 +367,6 @@ class MultiLabel(Probabilities):
     def _entropies(self, probs: Tensor) -> Tensor:
         return torch.special.entr(probs) + torch.special.entr(1 - probs)
 
-    def sets(self, *, seed: int = 0) -> Tensor:
-        """Return for each label whether no and whether yes are in its conformal set (batch, label, 2)."""
-        found: Tensor = self.rule.apply(self.probs)
-        return found
-
-    def covered(self, targets: Tensor) -> Tensor:
-        """Return whether the set of each label holds its answer (batch, label)."""
-        return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
-
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out labels, one for all labels."""
         both = torch.stack([torch.zeros_like(self.logits), self.logits], -1)
@@ -398,11 +386,9 @@ class MultiLabel(Probabilities):
         return found.reshape(self.probs.shape)
 
     def log_scores(self, targets: Tensor) -> Tensor:
-        """Return the log probability each member gives to each row of labels (member, batch)."""
-        return self._log_scores(self.member_probs, targets)
-
-    def _log_scores(self, probs: Tensor, targets: Tensor) -> Tensor:
-        return torch.where(targets > 0.5, probs, 1 - probs).clamp_min(PROB_FLOOR).log().flatten(2).sum(-1)
+        """Return the log probability each member gives to each row of labels, which belong together (member, batch)."""
+        own = torch.where(targets > 0.5, self.member_probs, 1 - self.member_probs).double()
+        return own.clamp_min(PROB_FLOOR).log().flatten(2).sum(-1)
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return a mixture of rows of labels, which belong together; its cost is that of one label."""
@@ -415,15 +401,13 @@ class MultiLabel(Probabilities):
         probs = self.probs.double().flatten(1)
         truth = targets.flatten(1)
         right = ((probs > 0.5) == (truth > 0.5)).double()
-        logs = self._log_scores(self.member_probs.double(), targets)  # the labels of a row belong together
-        shares = checked_weights(self.shares, members=len(logs), like=logs)
         return {
             "accuracy": right.mean(1),
             "exact_match": right.prod(1),
-            "nll": -(logs + shares.log().unsqueeze(-1)).logsumexp(0) / probs.shape[1],
+            "nll": -mixture_log(self.log_scores(targets), self.shares) / probs.shape[1],
             "brier": (probs - truth).square().mean(1),
-            "entropy": self.entropy.double().flatten(1).mean(1),
-            "mutual_information": self.epistemic.double().flatten(1).mean(1),
+            "entropy": self._by_point("entropy").double(),
+            "mutual_information": self._by_point("epistemic").double(),
         }
 
     def _two_classes(self, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -445,22 +429,14 @@ class MultiLabel(Probabilities):
         """Return the reliability table over all labels, and of a single label how well its two classes are told."""
         probs, labels = self._two_classes(targets)
         found = {"reliability": _reliability(probs, labels)}
-        one = self.probs[0].numel() == 1
-        return found | ({"classes": _told(probs, labels, list(self.names or ("0", "1")))} if one else {})
+        if self.probs[0].numel() == 1:
+            found["classes"] = {"names": list(self.names or ("0", "1"))} | metrics.class_report(probs, labels)
+        return found
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how often two members differ about a label."""
         votes = (self.by_member(self.member_probs) > 0.5).flatten(1).double()
         return "disagreement", (votes.unsqueeze(0) - votes.unsqueeze(1)).abs().mean(-1)
-
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the mean entropy of the labels."""
-        return "entropy", self.entropy.flatten(1).mean(1), None
-
-    def alarms(self) -> dict[str, Tensor]:
-        """Return mean entropies over labels."""
-        found = {"entropy": self.entropy, "mutual_information": self.epistemic, "aleatoric": self.aleatoric}
-        return {n: v.double().flatten(1).mean(1) for n, v in found.items()}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return the probability of each label, the entropy and the mutual information of the row."""
@@ -476,11 +452,6 @@ class MultiLabel(Probabilities):
 def _reliability(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     table = metrics.reliability_table(probs, labels)
     return {n: getattr(table, n) for n in ("edges", "counts", "confidence", "accuracy")}
-
-
-def _told(probs: Tensor, labels: Tensor, names: list[str]) -> dict[str, Any]:
-    """Return how well each class is told."""
-    return {"names": names} | metrics.class_report(probs, labels)
 
 
 def _worst(probs: Tensor, labels: Tensor, names: Sequence[str], most: int = 10) -> list[dict[str, Any]]:

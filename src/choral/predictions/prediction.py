@@ -21,7 +21,7 @@ from choral.base.batches import tensor_of
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import html_table, number, text_table
 from choral.calibration import MemberSelection, StackingWeights
-from choral.calibration.members import Correction, GreedySelection, Loss, greedy_selection, mixture
+from choral.calibration.members import Correction, GreedySelection, Loss, greedy_selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,9 @@ class Predictive(ABC):
 
     Facts of a class: `task`, what it is called; `held`, the names of its tensors (member, batch, ...); `offers`, what
     `choral.Prediction` shows of it, the array it stands for first; `like_targets`, whether that has the shape of targets;
-    `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `alarm`, the one of `alarms` that tells
-    strange inputs best; `rules`, the names of its conformal rules, the usual one first; `accepts`, the corrections it takes.
+    `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `unsure`, what says how sure it is;
+    `alarming`, what `alarms` returns, and `alarm`, the one that tells strange inputs best; `rules`, the names of its conformal rules, the
+    usual one first; `accepts`, the corrections it takes.
 
     Args:
         weights: weight of each member, uniform if None.
@@ -45,6 +46,8 @@ class Predictive(ABC):
     like_targets: ClassVar[bool] = True
     score: ClassVar[str] = "nll"
     shown: ClassVar[tuple[str, ...]]
+    unsure: ClassVar[str] = "std"
+    alarming: ClassVar[tuple[str, ...]]
     alarm: ClassVar[str]
     rules: ClassVar[tuple[str, ...]] = ()
     accepts: ClassVar[tuple[type[Correction], ...]] = ()
@@ -89,7 +92,13 @@ class Predictive(ABC):
         """Return what each member says, its draws averaged. Shapes: (row, ...) -> (member, ...)."""
         if self.learners is None:
             return values
-        return metrics.average_draws(values, self.learners, weights=self.shares)
+        each = []
+        for rows in self.rows_by_member():
+            weights = [1.0 if self.weights is None else self.weights[i] for i in rows]
+            if not sum(weights):  # a member that does not count is described by all its draws
+                weights = [1.0] * len(rows)
+            each.append(torch.stack([values[i] * (w / sum(weights)) for i, w in zip(rows, weights)]).sum(0))
+        return torch.stack(each)
 
     def of_rows(self, rows: Sequence[int]) -> Self:
         """Return the prediction of some member rows alone; their weights are brought to sum 1 again."""
@@ -115,8 +124,8 @@ class Predictive(ABC):
         return self.conformal
 
     def covered(self, targets: Tensor) -> Tensor:
-        """Return whether the conformal interval or set of each point holds its target (batch, ...)."""
-        raise InputError(f"there are no conformal rules for {self.task}.")
+        """Return whether the conformal interval or set of each point holds its target (batch, ...); for tasks with `rules`."""
+        raise NotImplementedError
 
     def counts(self, targets: Tensor) -> Tensor:
         """Return which points are judged (batch,): all, where no label is left out of scores."""
@@ -128,13 +137,7 @@ class Predictive(ABC):
 
     def weighed(self, weights: Sequence[float]) -> Self:
         """Return the prediction with other weights of the members."""
-        if len(weights) != len(self):
-            raise InputError(f"there are {len(weights)} stacking weights for {len(self)} members; fit them again.")
         return replace(self, weights=tuple(weights))
-
-    def cooled(self, temperature: Any) -> Self:
-        """Return the prediction with a fitted temperature applied; corrections are checked to be of the task."""
-        raise NotImplementedError
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out targets; tasks without logits refuse."""
@@ -149,7 +152,7 @@ class Predictive(ABC):
         return self._conformal(targets, level, rule or self.rules[0], seed)
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
-        raise NotImplementedError(f"{type(self).__name__} names conformal rules and fits none.")
+        raise NotImplementedError
 
     @property
     def mixes(self) -> bool:
@@ -160,8 +163,8 @@ class Predictive(ABC):
         """Raise InputError unless it is a mixture."""
         if not self.mixes:
             raise InputError(
-                "this ensemble averages logits, not probabilities, so members cannot be weighed, selected or cooled by the "
-                "score of their mixture; use temperature='ensemble' and conformal sets."
+                f"this ensemble predicts {self.task} by an average that is no mixture of probabilities: there is no log score by which members "
+                "could be selected, weighed or cooled one by one; leave select, stacking and temperature='member' out."
             )
 
     @property
@@ -198,16 +201,13 @@ class Predictive(ABC):
     def targets(self, y: Any) -> Tensor:
         """Return targets as this prediction compares itself with; raises InputError for ones that cannot be its targets."""
 
-    @abstractmethod
     def log_scores(self, targets: Tensor) -> Tensor:
-        """Return the log score of each row for each point. Shapes: targets (batch, ...) -> (member, batch)."""
+        """Return the log score of each row for each point, where it `mixes`. Shapes: targets (batch, ...) -> (member, batch)."""
+        raise NotImplementedError
 
+    @abstractmethod
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
-        """Return what is averaged over rows, (row, batch, ...), and what an average costs at each point: the ensemble's `score`.
-
-        The mixture of log scores; tasks that average something else, or entry by entry, say so.
-        """
-        return mixture(self.log_scores(targets))
+        """Return what is averaged over rows, (row, batch, ...), and what an average costs at each point: the ensemble's `score`."""
 
     def greedy(self, targets: Tensor, *, picks: int = 32, weights: Tensor | None = None) -> GreedySelection:
         """Return how often greedy selection takes each member, its draws as one, by the score of held-out targets.
@@ -223,10 +223,8 @@ class Predictive(ABC):
 
     def weights_of(self, selection: GreedySelection) -> tuple[float, ...]:
         """Return the weight of each row: the members' shares, spread over their draws."""
-        members = self.rows_by_member()
-        if len(members) != len(selection.counts):
-            raise InputError(f"there are {len(members)} members but {len(selection.counts)} counts; choose again.")
-        found = {row: w / len(rows) for rows, w in zip(members, selection.weights) for row in rows}
+        pairs = zip(self.rows_by_member(), selection.weights)
+        found = {row: weight / len(rows) for rows, weight in pairs for row in rows}
         return tuple(found[i] for i in range(len(self)))
 
     def scores(self, targets: Tensor) -> dict[str, float]:
@@ -253,13 +251,18 @@ class Predictive(ABC):
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return the name of a measure between members and its matrix (member, member), draws averaged first."""
 
-    @abstractmethod
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return a name, a number for each point (batch,) that says how sure it is, and its largest value if there is one."""
+    def sureness(self) -> tuple[str, Tensor]:
+        """Return a name, and a number for each point (batch,) that is larger where the prediction is less sure."""
+        return self.unsure, self._by_point(self.unsure)
 
-    @abstractmethod
     def alarms(self) -> dict[str, Tensor]:
         """Return scores (batch,) that are larger for stranger inputs."""
+        return {name: self._by_point(name).double() for name in self.alarming}
+
+    def _by_point(self, name: str) -> Tensor:
+        """Return the mean over each point's own axes of something it has (batch, ...)."""
+        found: Tensor = getattr(self, name)
+        return found.reshape(len(found), -1).mean(1)
 
     @abstractmethod
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
@@ -298,6 +301,24 @@ def means_of(rows: dict[str, Tensor], weights: Tensor | None = None) -> dict[str
 _ROWS, _COLUMNS = 3, 7  # of a table on the screen, at most
 
 
+class _Shown(property):
+    """A tensor of the distribution in the shape of y; its own name there, or the name of a variance whose root it is."""
+
+    def __init__(self, doc: str, of: str = "", *, root: bool = False):
+        super().__init__(self._get, doc=doc)
+        self._of, self._root = of, root
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def _get(self, prediction: "Prediction") -> Tensor:
+        found = prediction._like_y(getattr(prediction._task_has(self._name), self._of or self._name))
+        return found.sqrt() if self._root else found
+
+
+_shown: Any = _Shown  # to a type checker, what it gets
+
+
 @final
 class Prediction:
     """What an ensemble predicts for some rows.
@@ -330,7 +351,7 @@ class Prediction:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return the probabilities or the mean."""
-        return np.asarray(self._of(self._found.offers[0]), dtype=dtype)
+        return np.asarray(getattr(self, self._found.offers[0]), dtype=dtype)
 
     def __dir__(self) -> list[str]:
         """Return what this task has."""
@@ -348,25 +369,16 @@ class Prediction:
         """What is predicted: 'classification', 'regression', 'counts', 'labels', 'quantiles' or 'outputs'."""
         return self._found.task
 
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the predictive distribution, in the shape of y."""
-        return self._of("mean")
-
-    @property
-    def std(self) -> Tensor:
-        """Standard deviation of the predictive distribution: std² = aleatoric_std² + epistemic_std²."""
-        return self._of("std", "variance").sqrt()
-
-    @property
-    def aleatoric_std(self) -> Tensor:
-        """Standard deviation of the noise in the data, which more data does not lower."""
-        return self._of("aleatoric_std", "aleatoric").sqrt()
-
-    @property
-    def epistemic_std(self) -> Tensor:
-        """Standard deviation of the members' means: their disagreement."""
-        return self._of("epistemic_std", "epistemic").sqrt()
+    mean: Tensor = _shown("Mean of the predictive distribution, in the shape of y.")
+    std: Tensor = _shown("Standard deviation: std² = aleatoric_std² + epistemic_std².", "variance", root=True)
+    aleatoric_std: Tensor = _shown("Standard deviation of the noise in the data.", "aleatoric", root=True)
+    epistemic_std: Tensor = _shown("Standard deviation of the members' means.", "epistemic", root=True)
+    probs: Tensor = _shown("Probability of each class (row, class); of independent labels, in the shape of y.")
+    labels: Tensor = _shown("The most probable class (row,); of independent labels, whether each is likelier than not.")
+    confidence: Tensor = _shown("Probability of the predicted label.")
+    entropy: Tensor = _shown("Entropy of the probabilities, in nats: total uncertainty.")
+    expected_entropy: Tensor = _shown("Mean entropy of the members: aleatoric uncertainty, noise.", "aleatoric")
+    mutual_information: Tensor = _shown("Entropy minus expected entropy: epistemic, disagreement.", "epistemic")
 
     def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends of the central interval.
@@ -395,36 +407,6 @@ class Prediction:
         """Return draws of the predictive distribution (draw, row, ...); each draw takes all rows from one member."""
         return self._like_y(self._task_has("samples").samples(count, seed=seed), before=2)
 
-    @property
-    def probs(self) -> Tensor:
-        """Probability of each class (row, class); of labels that do not exclude each other, in the shape of y."""
-        return self._of("probs")
-
-    @property
-    def labels(self) -> Tensor:
-        """The most probable class (row,), an integer; of labels that do not exclude each other, whether each is more probable than not."""
-        return self._of("labels")
-
-    @property
-    def confidence(self) -> Tensor:
-        """Probability of the predicted label."""
-        return self._of("confidence")
-
-    @property
-    def entropy(self) -> Tensor:
-        """Entropy of the probabilities, in nats: total uncertainty."""
-        return self._of("entropy")
-
-    @property
-    def expected_entropy(self) -> Tensor:
-        """Mean entropy of the members, in nats: aleatoric uncertainty, noise in the data."""
-        return self._of("expected_entropy", "aleatoric")
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """Entropy of the mean minus mean entropy of the members, in nats: epistemic uncertainty, their disagreement."""
-        return self._of("mutual_information", "epistemic")
-
     def sets(self, *, seed: int = 0) -> Tensor:
         """Return the conformal set of each row as booleans (row, class), or (..., 2) for no and yes of each label.
 
@@ -450,10 +432,8 @@ class Prediction:
             level: coverage of the interval.
             index: labels of the lines, such as the index of the frame that was predicted.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise InputError("to_frame needs pandas; pip install pandas.") from error
+        import pandas
+
         return pandas.DataFrame(self._found.columns(level), index=index)
 
     def __repr__(self) -> str:
@@ -466,7 +446,7 @@ class Prediction:
         name = self._found.offers[0]
         members = len(self._found.rows_by_member())
         said = f"{self.task}, {len(self)} row{'s' * (len(self) != 1)}, {members} member{'s' * (members != 1)}"
-        return f"{said}, {name} {tuple(self._of(name).shape)}"
+        return f"{said}, {name} {tuple(getattr(self, name).shape)}"
 
     def _head(self) -> list[list[str]]:
         """Return the first rows of its table as text, under their names; nothing for predictions that make no table."""
@@ -487,9 +467,6 @@ class Prediction:
                 f"a prediction of {self.task} has no {name!r}; it has {offers}.{did_you_mean(name, self._found.offers)}"
             )
         return self._found
-
-    def _of(self, name: str, inner: str | None = None) -> Tensor:
-        return self._like_y(getattr(self._task_has(name), inner or name))
 
     def _like_y(self, values: Tensor, before: int = 1) -> Tensor:
         """Return values whose axes after the first `before` have the shape of one target."""
@@ -512,7 +489,9 @@ class Outputs(Predictive):
     held: ClassVar[tuple[str, ...]] = ("member_outputs",)
     score: ClassVar[str] = "loss"
     shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
+    alarming: ClassVar[tuple[str, ...]] = ("spread",)
     alarm: ClassVar[str] = "spread"
+    mixes: ClassVar[bool] = False
     offers: ClassVar[tuple[str, ...]] = ("mean", "std")
     accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights)
 
@@ -531,25 +510,19 @@ class Outputs(Predictive):
         return self.average(self.member_values)
 
     @cached_property
-    def epistemic(self) -> Tensor:
+    def variance(self) -> Tensor:
         """Variance over members (batch, ...)."""
         return self.member_variance(self.member_values)
 
     @property
-    def variance(self) -> Tensor:
-        """Variance over members (batch, ...)."""
-        return self.epistemic
+    def epistemic(self) -> Tensor:
+        """The same: a loss says nothing about noise."""
+        return self.variance
 
     @property
     def aleatoric(self) -> Tensor:
         """Zero: a loss says nothing about noise."""
         return torch.zeros_like(self.mean)
-
-    def check_mixture(self) -> None:
-        """Refuse: raw outputs have no log score."""
-        raise InputError(
-            "raw outputs have no log score by which members could be weighed or selected; leave select and stacking out."
-        )
 
     def targets(self, y: Any) -> Tensor:
         """Return targets as training gave them to the loss."""
@@ -557,11 +530,6 @@ class Outputs(Predictive):
         if len(found) != self.member_outputs.shape[1]:
             raise InputError(f"y has {len(found)} rows and the prediction {self.member_outputs.shape[1]}.")
         return found.float() if found.is_floating_point() else found.long()
-
-    def log_scores(self, targets: Tensor) -> Tensor:
-        """Refuse: there is no density."""
-        self.check_mixture()
-        raise AssertionError
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return the members' outputs, and the user's loss of averaged ones."""
@@ -592,12 +560,13 @@ class Outputs(Predictive):
         return {
             "loss": self._rows(self.average(self.member_outputs), targets),
             "member_loss": self.average(alone),
-            "spread": self._spread,
+            "spread": self.spread,
         }
 
-    @cached_property
-    def _spread(self) -> Tensor:
-        return self.std.double().reshape(len(self.std), -1).mean(1)
+    @property
+    def spread(self) -> Tensor:
+        """Mean deviation over members of each point (batch,)."""
+        return self._by_point("std").double()
 
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return the loss."""
@@ -610,14 +579,6 @@ class Outputs(Predictive):
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
         """Return how alike the members' departures from their mean are."""
         return "correlation of outputs", metrics.correlation_matrix(self.by_member(self.member_values).flatten(1))
-
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the mean deviation over members."""
-        return "deviation", self._spread, None
-
-    def alarms(self) -> dict[str, Tensor]:
-        """Return the spread."""
-        return {"spread": self._spread}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return mean and deviation of every output."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, NegativeBinomial, Poisson, StudentT
+from torch.distributions import Distribution, NegativeBinomial, Normal, Poisson, StudentT
 
 from choral import metrics
 from choral.base.batches import tensor_of
@@ -24,8 +24,8 @@ from choral.calibration import (
     fit_residual_intervals,
 )
 from choral.calibration.members import Correction, Loss, mixture
-from choral.metrics.inputs import check_level, checked_weights
-from choral.metrics.regression import crps_rows, gaussian_log_scores
+from choral.metrics.inputs import check_level, mixture_log
+from choral.metrics.regression import crps_rows
 from choral.predictions.prediction import Predictive, means_of
 
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
@@ -81,9 +81,10 @@ class _Real(Predictive):
 
 
 class Numbers(_Real):
-    """Numbers with a mean and a variance from each member, (member, batch, target)."""
+    """Numbers with a distribution from each member, (member, batch, target), that are mixed; scores are computed in float64."""
 
     shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
+    alarming: ClassVar[tuple[str, ...]] = ("variance", "epistemic", "aleatoric")
     alarm: ClassVar[str] = "variance"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
     rules: ClassVar[tuple[str, ...]] = ("scaled", "residual", "quantile")
@@ -93,9 +94,20 @@ class Numbers(_Real):
         ConformalResidual,
         ConformalQuantile,
     )
+    counted: ClassVar[bool] = False  # whether targets are counts
 
     member_means: Tensor
     member_variances: Tensor
+
+    @property
+    @abstractmethod
+    def _each(self) -> Distribution:
+        """The members' distributions in float64, in units of training."""
+
+    @property
+    def _units(self) -> tuple[Tensor, Tensor]:
+        """What training subtracted from targets, and divided them by."""
+        return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
 
     @property
     def member_values(self) -> Tensor:
@@ -112,44 +124,56 @@ class Numbers(_Real):
         """Mean of the member variances (batch, target): noise in the data."""
         return self.average(self.member_variances)
 
-    @abstractmethod
     def log_densities(self, targets: Tensor) -> Tensor:
         """Return each member's log density, or log probability, of each target. Shapes: (batch, target) -> (member, batch, target)."""
+        shift, size = self._units
+        return self._each.log_prob((targets.double() - shift) / size) - size.log()
 
-    @abstractmethod
     def cdf(self, values: Tensor) -> Tensor:
-        """Return the mixture's distribution function. Shapes: (batch, target) -> (batch, target)."""
+        """Return the mixture's distribution function. Shapes: (..., batch, target) -> the same."""
+        shift, size = self._units
+        each = member_cdf(self._each, ((values.double() - shift) / size).unsqueeze(-3))  # (..., member, batch, target)
+        return (each * self._shares.view(-1, 1, 1)).sum(-3).clamp(0.0, 1.0)
 
-    @abstractmethod
-    def quantile(self, level: float) -> Tensor:
-        """Return the value below which the mixture puts probability `level` (batch, target)."""
+    @property
+    def _shares(self) -> Tensor:
+        return torch.full((len(self),), 1 / len(self), dtype=torch.float64) if self.shares is None else self.shares
+
+    def _reached(self, levels: Sequence[float]) -> Tensor:
+        """Return where the mixture reaches each level, by bisection; of counts the smallest that does (level, batch, target)."""
+        for level in levels:
+            check_level(level)
+        wanted = torch.tensor(levels, dtype=torch.float64).view(-1, 1, 1)
+        tail = min(min(level, 1 - level) for level in levels)
+        reach = self.member_variances.double().sqrt() * (2.0 / tail) ** 0.5  # Chebyshev's inequality
+        low, high = (self.member_means - reach).amin(0), (self.member_means + reach).amax(0)
+        for _ in range(_STEPS):
+            middle = 0.5 * (low + high)
+            below = self.cdf(middle) < wanted
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        if not self.counted:
+            return high
+        found = (high - 1e-9).ceil().clamp_min(0) + 0.0
+        before = (found > 0) & (self.cdf(found - 1) >= wanted)  # a wide bracket ends above the step
+        return torch.where(before, found - 1, found)
 
     def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
         """Return quantiles of the mixture (batch, target, level); of 5, 50 and 95 % if None."""
-        found = [self.quantile(level) for level in ((0.05, 0.5, 0.95) if levels is None else levels)]
-        return torch.stack(found, -1).to(self.mean.dtype)
+        return self._reached((0.05, 0.5, 0.95) if levels is None else levels).movedim(0, -1).to(self.mean.dtype)
 
     def samples(self, count: int, *, seed: int = 0) -> Tensor:
         """Return draws of the mixture (draw, batch, target): one member for each draw."""
-        shares = torch.ones(len(self)) if self.weights is None else torch.tensor(self.weights)
+        shift, size = self._units
         with seeded(seed, "samples"):
-            return self._drawn(torch.multinomial(shares, count, replacement=True))
-
-    @abstractmethod
-    def _drawn(self, which: Tensor) -> Tensor:
-        """Return one draw of each of these members, (draw,) -> (draw, batch, target)."""
-
-    @cached_property
-    def _intervals(self) -> dict[float, tuple[Tensor, Tensor]]:
-        return {}
+            chosen = torch.multinomial(self._shares, count, replacement=True).tolist()
+            drawn = torch.stack([self.of_rows([i])._each.sample()[0] for i in chosen])
+        return (drawn * size + shift).to(self.mean.dtype)
 
     def mixture_interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture itself, from its quantiles, in float64 (batch, target)."""
         check_level(level)
-        if level not in self._intervals:
-            tail = 0.5 * (1.0 - level)
-            self._intervals[level] = self.quantile(tail), self.quantile(1.0 - tail)
-        return self._intervals[level]
+        low, high = self._reached((0.5 * (1.0 - level), 0.5 * (1.0 + level)))
+        return low, high
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval of the mixture (batch, target): as much of it lies below as above."""
@@ -157,24 +181,25 @@ class Numbers(_Real):
         return low.to(self.mean.dtype), high.to(self.mean.dtype)
 
     def ranks(self, targets: Tensor) -> Tensor:
-        """Return the share of the mixture below each target (batch, target): uniform if the ensemble is calibrated."""
-        return self.cdf(targets)
+        """Return the share of the mixture below each target (batch, target), uniform if the ensemble is calibrated; of counts a draw."""
+        high = self.cdf(targets)
+        if not self.counted:
+            return high
+        low = self.cdf(targets - 1)
+        return low + torch.rand(low.shape, dtype=torch.float64, generator=generator(0, "ranks")) * (high - low)
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
         """Return the interval that holds the target with the promised probability (batch, target)."""
         rule = self.rule
-        low, high = (
-            rule.apply(*self.mixture_interval(rule.level))
-            if isinstance(rule, ConformalQuantile)
-            else rule.apply(self.mean.double(), scales=self.std.double() if rule.scaled else None)
-        )
+        if isinstance(rule, ConformalQuantile):
+            return rule.apply(*self.mixture_interval(rule.level))
+        low, high = rule.apply(self.mean, scales=self.std if rule.scaled else None)
         return low, high
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         if rule == "quantile":
             return fit_quantile_intervals(*self.mixture_interval(level), targets, level=level)
-        scales = self.std.double() if rule == "scaled" else None
-        return fit_residual_intervals(self.mean.double(), targets, level=level, scales=scales)
+        return fit_residual_intervals(self.mean, targets, level=level, scales=self.std if rule == "scaled" else None)
 
     def log_scores(self, targets: Tensor) -> Tensor:
         """Return the log density each member gives to each row of targets (member, batch)."""
@@ -186,16 +211,31 @@ class Numbers(_Real):
 
     def nll_rows(self, targets: Tensor) -> Tensor:
         """Return minus the log score of the mixture, the mean over targets (batch,)."""
-        found = self.log_densities(targets).double()
-        shares = checked_weights(self.shares, members=len(found), like=found)
-        logs = found + shares.log().reshape(-1, *[1] * (found.dim() - 1))
-        return -logs.logsumexp(0).flatten(1).mean(1)
+        return -mixture_log(self.log_densities(targets), self.shares).flatten(1).mean(1)
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return squared and absolute errors, nll and coverage of each point."""
+        """Return squared and absolute errors, nll and coverage of each point, and of Gaussians the crps."""
         errors, at = (self.mean.double() - targets).flatten(1), (self.ranks(targets) - 0.5).abs().flatten(1)
         found = {"mse": errors.square().mean(1), "mae": errors.abs().mean(1), "nll": self.nll_rows(targets)}
-        return found | {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
+        found |= {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
+        if "crps" in self.shown:
+            each = crps_rows(self.member_means, self.member_variances, targets, weights=self.shares)
+            found["crps"] = each.flatten(1).mean(1)
+        return found
+
+    def scores(self, targets: Tensor) -> dict[str, float]:
+        """Return errors, nll, coverage and width of intervals, and the measures of members alone, each the mixture of its draws."""
+        found = means_of(self.row_scores(targets))
+        for level in SHOWN_LEVELS:
+            found[f"width_{round(100 * level)}"] = metrics.interval_width(*self.mixture_interval(level))
+        alone = [means_of(self.of_rows(rows).row_scores(targets)) for rows in self.rows_by_member()]
+        names = [name for name in ("rmse", "nll", "crps") if name in found]
+        found |= {f"member_{name}": sum(one[name] for one in alone) / len(alone) for name in names}
+        return found | {
+            "aleatoric": float(self.aleatoric.double().mean()),
+            "epistemic": float(self.epistemic.double().mean()),
+            "residual_correlation": metrics.member_correlation(self.by_member(self.member_means).double() - targets),
+        }
 
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return rmse and nll."""
@@ -213,14 +253,6 @@ class Numbers(_Real):
             **self._drawn_intervals(targets, self.mixture_interval(0.9), 0.9),
             "baseline": {"rmse": apart.square().mean().sqrt(), "mae": apart.abs().mean()},  # of predicting the mean
         }
-
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the deviation of the first target."""
-        return "deviation", self.std.flatten(1)[:, 0], None
-
-    def alarms(self) -> dict[str, Tensor]:
-        """Return the variance of the first target and its parts."""
-        return {n: getattr(self, n).flatten(1)[:, 0].double() for n in ("variance", "epistemic", "aleatoric")}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return mean, std, an interval and both parts of the standard deviation, of each target if there are several."""
@@ -251,42 +283,12 @@ class Regression(Numbers):
     member_means: Tensor
     member_variances: Tensor
 
-    def log_densities(self, targets: Tensor) -> Tensor:
-        """Return Gaussian log densities."""
-        return gaussian_log_scores(self.member_means, self.member_variances, targets)
-
-    def cdf(self, values: Tensor) -> Tensor:
-        """Return the mixture's distribution function."""
-        return metrics.mixture_cdf(self.member_means, self.member_variances, values, weights=self.shares)
-
-    def quantile(self, level: float) -> Tensor:
-        """Return a quantile of the mixture (batch, target)."""
-        return metrics.mixture_quantile(self.member_means, self.member_variances, level, weights=self.shares)
-
-    def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return errors, nll, coverage and crps of each point."""
-        score = crps_rows(self.member_means, self.member_variances, targets, weights=self.shares)
-        return super().row_scores(targets) | {"crps": score.flatten(1).mean(1)}
-
-    def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return every measure of `choral.metrics.evaluate_regression`; a member alone is the mixture of its draws."""
-        found = metrics.evaluate_regression(self.member_means, self.member_variances, targets, weights=self.shares)
-        if self.learners is None:
-            return found
-        parts = [(self.member_means[rows], self.member_variances[rows]) for rows in self.rows_by_member()]
-        count = len(parts)
-        return found | {
-            "member_rmse": sum(metrics.rmse(m, targets) for m, _ in parts) / count,
-            "member_nll": sum(metrics.mixture_nll(m, v, targets) for m, v in parts) / count,
-            "member_crps": sum(metrics.crps(m, v, targets) for m, v in parts) / count,
-            "residual_correlation": metrics.member_correlation(self.by_member(self.member_means) - targets),
-        }
-
-    def _drawn(self, which: Tensor) -> Tensor:
-        return torch.normal(self.member_means[which], self.member_variances[which].sqrt())
+    @property
+    def _each(self) -> Distribution:
+        return Normal(self.member_means.double(), self.member_variances.double().sqrt(), validate_args=False)
 
 
-_STEPS = 48  # halvings until an interval is as exact as its numbers
+_STEPS = 42  # halvings: exact to 1e-10 deviations
 
 
 def member_cdf(found: Distribution, values: Tensor) -> Tensor:
@@ -295,31 +297,24 @@ def member_cdf(found: Distribution, values: Tensor) -> Tensor:
     >>> round(float(member_cdf(Poisson(torch.tensor(1.0)), torch.tensor(0.0))), 4)
     0.3679
     """
-    if isinstance(found, StudentT):
-        from scipy.special import stdtr
+    from scipy import special
 
-        z = (values - found.loc) / found.scale
-        return torch.as_tensor(stdtr(found.df.numpy(), z.numpy()))
-    if isinstance(found, Poisson):
-        whole = values.floor()
-        return torch.where(whole < 0, 0.0, torch.special.gammaincc(whole.clamp_min(0) + 1, found.rate))
-    if isinstance(found, NegativeBinomial):
-        from scipy.special import betainc
-
-        whole = values.floor()
-        inside = betainc(found.total_count.numpy(), whole.clamp_min(0).numpy() + 1, 1 - found.probs.numpy())
-        return torch.where(whole < 0, 0.0, torch.as_tensor(inside))
-    try:
-        return found.cdf(values)
-    except NotImplementedError as error:
-        raise InputError(
-            f"{type(found).__name__} has no distribution function, which intervals and coverage need; use mean, variance and nll."
-        ) from error
+    whole = values.floor().clamp_min(0)
+    match found:
+        case StudentT():
+            z = (values - found.loc) / found.scale
+            return torch.as_tensor(special.stdtr(found.df.numpy(), z.numpy()))
+        case Poisson():
+            return torch.where(values < 0, 0.0, torch.special.gammaincc(whole + 1, found.rate))
+        case NegativeBinomial():
+            inside = special.betainc(found.total_count.numpy(), whole.numpy() + 1, 1 - found.probs.numpy())
+            return torch.where(values < 0, 0.0, torch.as_tensor(inside))
+    return found.cdf(values)
 
 
 @dataclass(frozen=True)
-class _Mixed(Numbers):
-    """Members whose outputs describe torch distributions; float64 throughout.
+class Mixture(Numbers):
+    """A mixture of real distributions; float64 throughout.
 
     Args:
         outputs: raw outputs (member, batch, output).
@@ -327,6 +322,7 @@ class _Mixed(Numbers):
         scale: mean and deviation of each target, by which training divided; None for none.
     """
 
+    task: ClassVar[str] = "regression"
     held: ClassVar[tuple[str, ...]] = ("outputs",)
 
     outputs: Tensor
@@ -334,94 +330,32 @@ class _Mixed(Numbers):
     scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @cached_property
-    def _found(self) -> Distribution:
+    def _each(self) -> Distribution:
         return self.distribution(self.outputs.double())
 
     @cached_property
-    def _shift_and_size(self) -> tuple[Tensor, Tensor]:
+    def _units(self) -> tuple[Tensor, Tensor]:
         mean, std = ((0.0,), (1.0,)) if self.scale is None else self.scale
         return torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
 
     @cached_property
     def member_means(self) -> Tensor:  # type: ignore[override]  # a field elsewhere, computed here
         """Means of each member."""
-        shift, size = self._shift_and_size
-        return self._found.mean * size + shift
+        shift, size = self._units
+        return self._each.mean * size + shift
 
     @cached_property
     def member_variances(self) -> Tensor:  # type: ignore[override]  # a field elsewhere, computed here
         """Variances of each member."""
-        return self._found.variance * self._shift_and_size[1].square()
-
-    def log_densities(self, targets: Tensor) -> Tensor:
-        """Return each member's log density in units of the data."""
-        shift, size = self._shift_and_size
-        return self._found.log_prob((targets.double() - shift) / size) - size.log()
-
-    def cdf(self, values: Tensor) -> Tensor:
-        """Return the mixture's distribution function."""
-        shift, size = self._shift_and_size
-        each = member_cdf(self._found, ((values.double() - shift) / size).expand(self._found.mean.shape))
-        shares = checked_weights(self.shares, members=len(each), like=each)
-        return torch.einsum("m,m...->...", shares, each).clamp(0.0, 1.0)
-
-    def _reached(self, level: float) -> Tensor:
-        """Return where the mixture's distribution function reaches a level, by bisection (batch, target)."""
-        check_level(level)
-        reach = self.member_variances.sqrt() * (2.0 / min(level, 1 - level)) ** 0.5  # Chebyshev's inequality
-        low, high = (self.member_means - reach).min(0).values, (self.member_means + reach).max(0).values
-        for _ in range(_STEPS):
-            middle = 0.5 * (low + high)
-            below = self.cdf(middle) < level
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high
-
-    def _drawn(self, which: Tensor) -> Tensor:
-        shift, size = self._shift_and_size
-        return torch.stack([self._found.sample()[i] for i in which]) * size + shift
-
-    def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return errors, nll, coverage and width of intervals, and the measures of members alone."""
-        found = means_of(self.row_scores(targets)) | {"width_90": metrics.interval_width(*self.mixture_interval(0.9))}
-        parts = [self.of_rows(rows) for rows in self.rows_by_member()]
-        errors = self.by_member(self.member_means).double() - targets
-        return found | {
-            "member_rmse": sum(float((p.mean.double() - targets).square().mean()) ** 0.5 for p in parts) / len(parts),
-            "member_nll": sum(float(p.nll_rows(targets).mean()) for p in parts) / len(parts),
-            "aleatoric": float(self.aleatoric.double().mean()),
-            "epistemic": float(self.epistemic.double().mean()),
-            "residual_correlation": metrics.member_correlation(errors),
-        }
+        return self._each.variance * self._units[1].square()
 
 
 @dataclass(frozen=True)
-class Mixture(_Mixed):
-    """A mixture of real distributions; arguments as in its base."""
-
-    task: ClassVar[str] = "regression"
-
-    def quantile(self, level: float) -> Tensor:
-        """Return the value below which the mixture puts probability `level`."""
-        return self._reached(level)
-
-
-@dataclass(frozen=True)
-class Counts(_Mixed):
+class Counts(Mixture):
     """A mixture of distributions of counts, which have no scale; arguments as in its base."""
 
     task: ClassVar[str] = "counts"
-
-    def quantile(self, level: float) -> Tensor:
-        """Return the smallest count at which the mixture's distribution function reaches `level`."""
-        found = (self._reached(level) - 1e-9).ceil().clamp_min(0) + 0.0
-        return torch.where(
-            (found > 0) & (self.cdf(found - 1) >= level), found - 1, found
-        )  # a wide bracket ends above the step
-
-    def ranks(self, targets: Tensor) -> Tensor:
-        """Return a uniform draw from the step of the distribution function at each target."""
-        low, high = self.cdf(targets - 1), self.cdf(targets)
-        return low + torch.rand(low.shape, dtype=torch.float64, generator=generator(0, "ranks")) * (high - low)
+    counted: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -437,6 +371,8 @@ class QuantileRegression(_Real):
     held: ClassVar[tuple[str, ...]] = ("member_quantiles",)
     score: ClassVar[str] = "pinball"
     shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
+    unsure: ClassVar[str] = "width"
+    alarming: ClassVar[tuple[str, ...]] = ("width", "epistemic")
     alarm: ClassVar[str] = "width"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
     rules: ClassVar[tuple[str, ...]] = ("quantile",)
@@ -469,8 +405,12 @@ class QuantileRegression(_Real):
     def aleatoric(self) -> Tensor:
         """Squared half width between the outermost levels, in deviations of a Gaussian (batch, target)."""
         first, last = (NormalDist().inv_cdf(level) for level in (self.levels[0], self.levels[-1]))
-        width = self.quantiles[..., -1] - self.quantiles[..., 0]
-        return (width / (last - first)).square() if len(self.levels) > 1 else torch.zeros_like(width)
+        return (self.width / (last - first)).square() if last > first else torch.zeros_like(self.width)
+
+    @property
+    def width(self) -> Tensor:
+        """Distance of the outermost quantiles (batch, target)."""
+        return self.quantiles[..., -1] - self.quantiles[..., 0]
 
     def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
         """Return the quantiles of some of the fitted levels, of all if None (batch, target, level)."""
@@ -498,17 +438,6 @@ class QuantileRegression(_Real):
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         return fit_quantile_intervals(*self.interval(), targets, level=level)
 
-    def check_mixture(self) -> None:
-        """Refuse: quantiles have no density, so no log score."""
-        raise InputError(
-            "quantiles have no log score by which members could be weighed or selected; leave select and stacking out."
-        )
-
-    def log_scores(self, targets: Tensor) -> Tensor:
-        """Refuse: there is no density."""
-        self.check_mixture()
-        raise AssertionError
-
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return the members' quantiles, and the pinball loss of averaged ones."""
         return self.member_quantiles.double(), lambda average: self._pinball(average, targets).flatten(2).mean(-1)
@@ -525,7 +454,7 @@ class QuantileRegression(_Real):
             "mse": (targets - self.mean.double()).square().flatten(1).mean(1),
             "mae": (targets - self.mean.double()).abs().flatten(1).mean(1),
             "coverage": ((low <= targets) & (targets <= high)).double().flatten(1).mean(1),
-            "width": (high - low).double().flatten(1).mean(1),
+            "width": self.width.double().flatten(1).mean(1),
         }
 
     def scores(self, targets: Tensor) -> dict[str, float]:
@@ -546,15 +475,6 @@ class QuantileRegression(_Real):
         intervals = self._drawn_intervals(targets, self.interval(), self.levels[-1] - self.levels[0])["intervals"]
         coverage = [{"level": n, "coverage": b} for n, b in zip(self.levels, below)]
         return {"coverage": coverage, "intervals": intervals}
-
-    def sureness(self) -> tuple[str, Tensor, float | None]:
-        """Return the width of the first target's outermost quantiles."""
-        low, high = self.interval()
-        return "width", (high - low).flatten(1)[:, 0], None
-
-    def alarms(self) -> dict[str, Tensor]:
-        """Return width and disagreement of the first target."""
-        return {"width": self.sureness()[1].double(), "epistemic": self.epistemic.flatten(1)[:, 0].double()}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
         """Return each quantile of each target, and the deviation of the members' medians."""

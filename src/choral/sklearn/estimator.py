@@ -20,7 +20,7 @@ from choral.base.errors import InputError
 from choral.data.problems import Problem
 from choral.engine.compute import Compute
 from choral.engine.validation import Limit
-from choral.ensemble.ensemble import Ensemble, ensemble_from
+from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.saving import load_bytes
 from choral.objectives.likelihoods import Likelihood
 from choral.predictions import Predictive
@@ -254,7 +254,7 @@ def _plain(value: Any) -> Any:
 def _restored(value: Any) -> Any:
     kind = value.get("choral") if isinstance(value, dict) else None
     if kind == "ensemble":
-        return ensemble_from(load_bytes(value["bytes"], "the pickled estimator"), "the pickled estimator")
+        return load_bytes(value["bytes"], "the pickled estimator")
     if kind == "array":
         return np.array(value["values"], dtype=value["type"])
     return value

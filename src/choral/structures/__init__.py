@@ -12,17 +12,6 @@ from choral.structures.tabm import TabM
 from choral.structures.treenet import TreeNet
 
 __all__ = [
-    "BatchEnsemble",
-    "Gaussian",
-    "Independent",
-    "Masksembles",
-    "Mimo",
-    "Packed",
-    "Patched",
-    "RankOneGaussian",
-    "SpikeSlab",
-    "Stochastic",
-    "Structure",
-    "TabM",
-    "TreeNet",
-]
+    "BatchEnsemble", "Gaussian", "Independent", "Masksembles", "Mimo", "Packed", "Patched", "RankOneGaussian",
+    "SpikeSlab", "Stochastic", "Structure", "TabM", "TreeNet",
+]  # fmt: skip

@@ -16,6 +16,7 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.types import Params
 from choral.base.values import Value
+from choral.layers.convert import plain_network
 from choral.layers.joint.network import Joint
 
 
@@ -43,6 +44,11 @@ class Structure(Value, ABC):
 
     averages: ClassVar[bool] = False
     """Whether a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("members", "draws"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{type(self).__name__}: {name}={getattr(self, name)}; give 1 or more.")
 
     @property
     def members(self) -> int:
@@ -127,6 +133,10 @@ class OneMember(Structure, ABC):
         """Add the member axis."""
         return outputs.unsqueeze(0)
 
+    def member(self, network: nn.Module, index: int) -> nn.Module:
+        """Return the network with plain layers, at the mean of their draws."""
+        return plain_network(network)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Independent(OneMember):
@@ -152,10 +162,6 @@ class JointStructure(Structure, ABC):
 
     members: int = 4
     kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.members < 1:
-            raise InputError(f"{type(self).__name__}: members={self.members}; give at least 1 member.")
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Give the batch to the joint network as it is; every member has the same targets."""

@@ -10,13 +10,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from choral.base.errors import ConversionError
 from choral.layers.attention import open_attention
-from choral.layers.convert import holds, swap, unless_held
+from choral.layers.convert import convert, swap
 from choral.layers.functional import WEIGHTED, own_kind
+from choral.layers.joint.layers import RankOneLayer
 from choral.layers.joint.network import Joint
-from choral.layers.joint.norm import member_norm
-from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.packed.layers import member_norm
 from choral.structures.base import JointStructure
 
 
@@ -58,8 +57,6 @@ class BatchEnsemble(JointStructure):
             return RankOneLayer(layer, members=self.members, start=self.start, spread=self.spread, generator=generator)
 
         tree = open_attention(network, include=self.include, exclude=self.exclude)
-        tree = swap(tree, unless_held(tree, vectors), include=self.include, exclude=self.exclude)
-        if not holds(tree, RankOneLayer):
-            raise ConversionError(f"BatchEnsemble found no linear map or convolution in {type(network).__name__}.")
+        tree = convert(tree, vectors, self, include=self.include, exclude=self.exclude)
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members, own_affine=self.own_norms))
         return Joint(tree, members=self.members, kernel=self.kernel).train(network.training)

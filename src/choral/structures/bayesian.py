@@ -1,41 +1,31 @@
-"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks.
-
-Mean-field Bayesian networks: one network whose weights are drawn from a Gaussian posterior in every pass.
-
-Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
-
-Spike-and-slab Bayesian networks: Gaussian weights behind a gate for every node, so that nodes can leave.
-
-Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1.
-
-Rank-1 Bayesian networks: members share every weight and own Gaussian rank-one factors.
-
-Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020, arXiv:2005.07186.
-"""
+"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks, whose weights are drawn in every pass."""
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.errors import InputError
 from choral.base.order import output_last
 from choral.base.types import Params
-from choral.layers.bayesian.gaussian import GaussianNorm, gaussian_twin
-from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
-from choral.layers.bayesian.sampling import RHO_START, SampledLayer
-from choral.layers.bayesian.spike_slab import GAMMA_START, spike_slab_twin
-from choral.layers.convert import Replace, fits, holds, layers_of, swap, unless_held
-from choral.layers.joint.norm import BATCH_NORMS, MemberBatchNorm
+from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.layers.bayesian.sampling import (
+    GAMMA_START,
+    RHO_START,
+    SAMPLED,
+    SpikeSlabLayer,
+    gaussian_twin,
+)
+from choral.layers.convert import Replace, convert, fits, layers_of, swap
+from choral.layers.functional import BATCH_NORMS, own_kind
+from choral.layers.packed.networks import named
 from choral.objectives.kl import gate_keep
 from choral.structures.base import OneMember, Structure
-
-_BAYESIAN = (SampledLayer, GaussianNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +52,9 @@ class Sampled(OneMember, ABC):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise InputError(f"{type(self).__name__}: draws={self.draws}; give 1 or more.")
-
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, stay."""
-        twins = unless_held(network, self._twins(network, generator))
-        joint = swap(network, twins, include=self.include, exclude=self.exclude)
-        if not holds(joint, *_BAYESIAN):
-            raise ConversionError(
-                f"{type(self).__name__} found no layer to make Bayesian in {type(network).__name__}; it takes torch's "
-                "own linear, convolution and normalization layers (with a scale), within include and exclude."
-            )
-        return joint
+        return convert(network, self._twins(network, generator), self, include=self.include, exclude=self.exclude)
 
     def keeping(self) -> Self:
         """Return the structure whose means start at the network's own weights."""
@@ -85,16 +64,14 @@ class Sampled(OneMember, ABC):
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         """Return what `swap` asks: the Bayesian layer for a named plain layer, or None."""
 
-    def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the plain network at the posterior means, with zeros for nodes that are out."""
-        return swap(network, lambda _, module: module.plain() if isinstance(module, _BAYESIAN) else None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Sampled):
     """A mean-field Gaussian posterior over weights, biases and the scale and shift of normalization layers.
 
     See `Sampled` for the arguments; the penalty is `choral.objectives.kl.GaussianKL`.
+
+    Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
 
     >>> network = Gaussian(draws=5).convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.Generator())
     >>> [type(layer).__name__ for layer in network]
@@ -103,9 +80,6 @@ class Gaussian(Sampled):
 
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         return lambda _, layer: gaussian_twin(layer, keep_weights=self.keep_weights, rho=self.rho, generator=generator)
-
-
-_NODES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +92,12 @@ class SpikeSlab(Sampled):
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
         sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
-            networks with BatchNorm (see `choral.layers.bayesian.spike_slab.SpikeSlabLayer`).
+            networks with BatchNorm (see `choral.layers.bayesian.sampling.SpikeSlabLayer`).
         gate_classifier: the last layer, which gives the output, gets gates too.
         ungated: patterns of layers that get no gates.
         rest: what layers without gates become: 'gaussian' (as in the authors' code) or 'plain'.
+
+    Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1.
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [type(layer).__name__ for layer in SpikeSlab().convert(network, torch.Generator())]
@@ -137,37 +113,24 @@ class SpikeSlab(Sampled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rest not in ("gaussian", "plain"):
-            raise InputError(f"SpikeSlab: rest={self.rest!r}; use 'gaussian' or 'plain'.")
         if not 0 < self.temperature < math.inf:
             raise InputError(f"SpikeSlab: temperature={self.temperature}; give a finite number above 0.")
 
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
-        names = [name for name, _ in layers_of(network, _NODES)]
-        for pattern in self.ungated:
-            if not any(fits(name, (pattern,)) for name in names):
-                raise ConversionError(
-                    f"SpikeSlab: the pattern {pattern!r} in ungated fits no linear or convolution layer; the network "
-                    f"has {', '.join(names)}.{did_you_mean(pattern, names)}"
-                )
+        names = [name for name, _ in layers_of(network, SAMPLED)]
+        named(names, self.ungated, "ungated")  # refuses what fits nothing
         classifier = output_last(names)[-1] if names and not self.gate_classifier else None
 
         def twin(name: str, layer: nn.Module) -> nn.Module | None:
-            if name != classifier and not fits(name, self.ungated):
-                gated = spike_slab_twin(
-                    layer,
-                    keep_weights=self.keep_weights,
-                    rho=self.rho,
-                    gamma=self.gamma,
-                    temperature=self.temperature,
-                    sampled_gates=self.sampled_gates,
-                    generator=generator,
-                )
-                if gated is not None:
-                    return gated
-            if self.rest == "plain":
-                return None
-            return gaussian_twin(layer, keep_weights=self.keep_weights, rho=self.rho, generator=generator)
+            starts: dict[str, Any] = {"keep_weights": self.keep_weights, "rho": self.rho, "generator": generator}
+            if name != classifier and not fits(name, self.ungated) and own_kind(layer, SAMPLED) is not None:
+                gates: dict[str, Any] = {
+                    "gamma": self.gamma,
+                    "temperature": self.temperature,
+                    "sampled_gates": self.sampled_gates,
+                }
+                return SpikeSlabLayer(layer, **starts, **gates)
+            return None if self.rest == "plain" else gaussian_twin(layer, **starts)
 
         return twin
 
@@ -194,20 +157,18 @@ class RankOneGaussian(Structure):
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
 
     The penalty is `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1, anneal=0.8)`.
+
+    Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020, arXiv:2005.07186.
     """
 
     members: int = 4
     draws: int = 1
+    folds_members: ClassVar[bool] = True
     undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho")
     converts_all: ClassVar[bool] = True
     rho: float = RHO_START
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("members", "draws"):
-            if getattr(self, name) < 1:
-                raise InputError(f"RankOneGaussian: {name}={getattr(self, name)}; give 1 or more.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with factors in all linear maps and convolutions but frozen and tied ones, and BatchNorm by member."""
@@ -218,15 +179,8 @@ class RankOneGaussian(Structure):
         def by_member(_: str, layer: nn.Module) -> nn.Module | None:
             return MemberBatchNorm(layer, members=self.members) if type(layer) in BATCH_NORMS else None
 
-        joint = swap(network, unless_held(network, factors), include=self.include, exclude=self.exclude)
-        if not holds(joint, RankOneGaussianLayer):
-            raise ConversionError(
-                f"RankOneGaussian found no layer for factors in {type(network).__name__}; it takes torch's own linear "
-                "and convolution layers, within include and exclude."
-            )
+        joint = convert(network, factors, self, include=self.include, exclude=self.exclude)
         return swap(joint, by_member)
-
-    folds_members = True
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         """Repeat the batch for every member, member by member."""

@@ -43,10 +43,7 @@ class Stochastic(OneMember):
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise InputError(
-                f"Stochastic: members={self.members}, draws={self.draws}; it is one member and has at least 1 draw."
-            )
+        super().__post_init__()
         if self.rate is not None:
             checked_rate(self.rate)
         elif self.connections:
@@ -81,11 +78,6 @@ class Stochastic(OneMember):
         if self.connections:
             network = open_attention(network, include=self.include, exclude=self.exclude)
         return swap(network, drop, include=self.include, exclude=self.exclude)
-
-    def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the plain network; in evaluation its dropout is off."""
-        kinds = (Dropped, DroppedOutput, DropConnect)
-        return swap(network, lambda _, module: module.plain() if isinstance(module, kinds) else None)
 
     def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
         """Let dropout find the axis of rows."""

@@ -4,8 +4,6 @@ A backward pass from each of a few sets of members: no gradient may reach the te
 the set. Of 32 members it takes 10 passes, of 1000 it takes 20, and any two that are mixed are found.
 """
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor
 
@@ -37,15 +35,26 @@ def refuse_mixed(network: Joint, outputs: Tensor, inputs: list[Tensor], order: l
     weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs)
     weighed = (outputs * weights).flatten(1).sum(1)  # (member,)
 
-    def reached(members: list[int], beside: list[int]) -> list[bool]:
-        """Return which of the sought tensors the output of some members depends on, in what belongs to none of those beside."""
+    def mixed(members: list[int]) -> list[bool]:
+        """Return which of the sought tensors the output of some members depends on in what belongs to others."""
         found = torch.autograd.grad(weighed[members].sum(), sought, retain_graph=True, allow_unused=True)
-        return [_foreign(gradient, beside) for gradient in found]
+        others = torch.ones(network.members, dtype=torch.bool, device=outputs.device)
+        others[members] = False
+        return [gradient is not None and bool((gradient[others] != 0).any()) for gradient in found]
 
     for members in _sets(network.members):
-        if any(reached(members, members)):
-            i = next(i for i in members if any(reached([i], [i])))
-            _refuse(network, i, reached([i], [i]), list(own), order)
+        if any(mixed(members)):
+            member, found = next((i, found) for i in members if any(found := mixed([i])))
+            if any(found[len(own) :]):
+                raise ConversionError(f"the output of member {member} depends on the inputs of another member.")
+            layers = [name.rpartition(".")[0] for name, bad in zip(own, found) if bad]
+            fault = max(layers, key=lambda layer: order.index(layer) if layer in order else -1)
+            raise ConversionError(
+                f"members are not independent: the output of member {member} depends on weights of other members, up to layer "
+                f"{fault.removeprefix('network.')!r} ({type(network.get_submodule(fault)).__name__}). They are mixed in that layer or right "
+                "behind it, for example by an operation over the batch axis; change the operation, or use a method whose members are "
+                "networks of their own."
+            )
 
 
 def _sets(members: int) -> list[list[int]]:
@@ -56,29 +65,6 @@ def _sets(members: int) -> list[list[int]]:
     """
     digits = range((members - 1).bit_length())
     return [[i for i in range(members) if i >> digit & 1 == value] for digit in digits for value in (0, 1)]
-
-
-def _refuse(network: Joint, member: int, mixed: list[bool], own: list[str], order: list[str]) -> NoReturn:
-    """Raise the error of a member that is mixed with others, in these of its own tensors and, behind them, of its inputs."""
-    if any(mixed[len(own) :]):
-        raise ConversionError(f"the output of member {member} depends on the inputs of another member.")
-    layers = [name.rpartition(".")[0] for name, bad in zip(own, mixed) if bad]
-    fault = max(layers, key=lambda layer: order.index(layer) if layer in order else -1)
-    kind = type(network.get_submodule(fault)).__name__
-    raise ConversionError(
-        f"members are not independent: the output of member {member} depends on weights of other members, up to layer "
-        f"{fault.removeprefix('network.')!r} ({kind}). They are mixed in that layer or right behind it, for example by "
-        "an operation over the batch axis; change the operation, or use a method whose members are networks of their own."
-    )
-
-
-def _foreign(gradient: Tensor | None, members: list[int]) -> bool:
-    """Return whether a gradient (member, ...) reaches any member but these."""
-    if gradient is None:
-        return False
-    others = torch.ones(len(gradient), dtype=torch.bool, device=gradient.device)
-    others[members] = False
-    return bool((gradient[others] != 0).any())
 
 
 def why_not_run(network: Joint, error: Exception) -> ConversionError:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError
-from choral.layers.convert import holds, swap, unless_held
+from choral.base.errors import InputError
+from choral.layers.convert import convert, swap
 from choral.layers.functional import WEIGHTED, own_kind
-from choral.layers.joint.masked import MaskedLayer
+from choral.layers.joint.layers import MaskedLayer
 from choral.layers.joint.network import Joint
-from choral.layers.joint.norm import member_norm
+from choral.layers.packed.layers import member_norm
 from choral.layers.packed.networks import ends_of
 from choral.structures.base import JointStructure
 
@@ -62,12 +62,7 @@ class Masksembles(JointStructure):
                 return None
             return MaskedLayer(layer, members=self.members, scale=self.scale, generator=generator)
 
-        tree = swap(network, unless_held(network, masks), include=self.include, exclude=self.exclude)
-        if not holds(tree, MaskedLayer):
-            raise ConversionError(
-                f"Masksembles found no linear map or convolution to mask in {type(network).__name__} before its output "
-                "layer, which stays whole; use a method that does not mask, such as batch_ensemble or treenet."
-            )
+        tree = convert(network, masks, self, include=self.include, exclude=self.exclude)
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members))
         joint = Joint(tree, members=self.members, kernel=self.kernel, own_inputs=True)
         if self.kernel == "auto" and not self.repetition and not joint.obstacle("matmul"):

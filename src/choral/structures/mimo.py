@@ -51,10 +51,10 @@ class Mimo(Structure):
     last: str = ""
 
     def __post_init__(self) -> None:
-        if self.members < 1 or self.batch_repetition < 1 or not 0 <= self.repetition <= 1:
+        super().__post_init__()
+        if self.batch_repetition < 1 or not 0 <= self.repetition <= 1:
             raise InputError(
-                f"Mimo: members={self.members}, batch_repetition={self.batch_repetition}, repetition={self.repetition}; "
-                "give counts of at least 1, and a probability."
+                f"Mimo: batch_repetition={self.batch_repetition}, repetition={self.repetition}; give a count and a probability."
             )
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
@@ -84,20 +84,13 @@ class Mimo(Structure):
                     f"layer {name!r} normalizes the inputs, of which MIMO has {self.members} side by side; standardize the "
                     "data instead and leave the layer out."
                 )
-        if self.members > 1:
-            for name in (first, last):
-                if holds_frozen(network.get_submodule(name)):
-                    raise ConversionError(
-                        f"layer {name!r} is frozen (requires_grad=False), but MIMO draws the first and the last layer anew, "
-                        f"{self.members} times as wide; freeze layers between them only."
-                    )
-                if name in tied:
-                    raise ConversionError(
-                        f"layer {name!r} holds a weight together with {tied[name]!r} (they are tied), but MIMO draws the first and the "
-                        f"last layer anew, {self.members} times as wide; untie them."
-                    )
-            _widen_inputs(first, joint.get_submodule(first), self.members, generator)
-            _widen_outputs(last, joint.get_submodule(last), self.members, generator)
+        for end, name in enumerate((first, last) if self.members > 1 else ()):
+            if holds_frozen(network.get_submodule(name)) or name in tied:
+                raise ConversionError(
+                    f"layer {name!r} is frozen (requires_grad=False) or holds a weight together with another layer (they are tied), but "
+                    f"MIMO draws the first and the last layer anew, {self.members} times as wide; freeze or tie layers between them only."
+                )
+            _widen(name, joint.get_submodule(name), end, self.members, generator)
         setattr(joint, _ENDS, (first, last))  # what gives the output is not known any more when a member is asked for
         return joint
 
@@ -143,51 +136,35 @@ class Mimo(Structure):
         if self.members == 1:
             return alone
         first, last = (alone.get_submodule(name) for name in self._ends(network))
-        with torch.no_grad():
-            _set(first, "weight", first.get_parameter("weight").unflatten(1, (self.members, -1)).sum(1))
-            _shrink(first, 0, self.members)
-            for name, p in list(last.named_parameters()):
-                _set(last, name, p.unflatten(0, (self.members, -1))[index].clone())
-            _shrink(last, 1, self.members)
+        _set(first, "weight", first.get_parameter("weight").unflatten(1, (self.members, -1)).sum(1))
+        for name, p in list(last.named_parameters()):
+            _set(last, name, p.unflatten(0, (self.members, -1))[index].clone())
+        for end, layer in enumerate((first, last)):
+            setattr(layer, _size(layer, end), getattr(layer, _size(layer, end)) // self.members)
         return alone
 
 
-_SIZES: dict[type[nn.Module], tuple[str, str]] = {
-    kind: ("in_features", "out_features") if kind is nn.Linear else ("in_channels", "out_channels")
-    for kind in (nn.Linear, *CONVOLUTIONS)
-}
-
-
-def _shrink(layer: nn.Module, end: int, members: int) -> None:
-    kind = own_kind(layer, tuple(_SIZES))
-    assert kind is not None, "only layers that were widened are shrunk"
-    setattr(layer, _SIZES[kind][end], getattr(layer, _SIZES[kind][end]) // members)
+def _size(layer: nn.Module, end: int) -> str:
+    """Return the attribute that states the inputs (end 0) or outputs (1) of a linear map or convolution; '' for other kinds."""
+    kind = own_kind(layer, (nn.Linear, *CONVOLUTIONS))
+    ends = ("in_features", "out_features") if kind is nn.Linear else ("in_channels", "out_channels")
+    return "" if kind is None else ends[end]
 
 
 def _set(layer: nn.Module, name: str, value: Tensor) -> None:
     setattr(layer, name, nn.Parameter(value.detach()))
 
 
-def _widened(name: str, layer: Any, end: int, members: int) -> None:
-    kind = own_kind(layer, tuple(_SIZES))
-    if kind is None or getattr(layer, "groups", 1) > 1:
+def _widen(name: str, layer: Any, end: int, members: int, generator: torch.Generator) -> None:
+    """Draw the weights of the first layer (end 0) for all inputs, or those of the last (1) for all outputs, in place."""
+    size = _size(layer, end)
+    if not size or getattr(layer, "groups", 1) > 1:
         raise ConversionError(
             f"layer {name!r} ({type(layer).__name__}) reads the input or gives the output; MIMO can widen linear maps and "
             "convolutions without groups only."
         )
-    size = _SIZES[kind][end]
     setattr(layer, size, getattr(layer, size) * members)
-
-
-def _widen_inputs(name: str, layer: Any, members: int, generator: torch.Generator) -> None:
-    _widened(name, layer, 0, members)
-    weight = layer.weight
-    shape = (weight.shape[0], weight.shape[1] * members, *weight.shape[2:])
-    _set(layer, "weight", redrawn(weight, shape, members=1, spread=members**-0.5, generator=generator)[0])
-
-
-def _widen_outputs(name: str, layer: Any, members: int, generator: torch.Generator) -> None:
-    _widened(name, layer, 1, members)
-    for key, p in list(layer.named_parameters()):
-        shape = (p.shape[0] * members, *p.shape[1:])
-        _set(layer, key, redrawn(p, shape, members=1, spread=1.0, generator=generator)[0])
+    axis, spread = (0, 1.0) if end else (1, members**-0.5)
+    for key, p in list(layer.named_parameters()) if end else [("weight", layer.weight)]:
+        shape = [n * members if i == axis else n for i, n in enumerate(p.shape)]
+        _set(layer, key, redrawn(p, shape, members=1, spread=spread, generator=generator)[0])

@@ -5,18 +5,19 @@ arXiv:1905.09453.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from choral.base import rng
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import ConversionError
 from choral.layers.attention import open_attention
-from choral.layers.bayesian.patched import PATCHABLE, DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
+from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
 from choral.layers.convert import fits, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.functional import NORMS, own_kind
+from choral.layers.packed.layers import PACKABLE
 from choral.layers.packed.networks import ends_of, named
 from choral.structures.base import OneMember
 
@@ -60,15 +61,7 @@ class Patched(OneMember):
     exclude: tuple[str, ...] = ()
     jitter: float = 0.1
     keep_weights: bool = False
-    statistics: str = "shared"
-
-    def __post_init__(self) -> None:
-        if self.statistics not in ("draw", "shared"):
-            raise InputError(f"Patched: statistics={self.statistics!r}; give 'draw' or 'shared'.")
-        if self.draws < 1:
-            raise InputError(
-                f"Patched: members={self.members}, draws={self.draws}; a patched network is one member and has at least 1 draw."
-            )
+    statistics: Literal["draw", "shared"] = "shared"
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with patched layers in place of the chosen ones; the others keep their weights."""
@@ -100,9 +93,7 @@ class Patched(OneMember):
     def _wanted(self, network: nn.Module) -> set[str]:
         """Return the names of the layers to patch; raises if there are none or one of them cannot be."""
         ends, tied = ends_of(network), tied_layers(network)
-        named(
-            [name for name, _ in network.named_modules() if name], self.include, "include"
-        )  # refuses what fits nothing
+        named([name for name, _ in network.named_modules()], self.include, "include")  # refuses what fits nothing
         wanted = set()
         for name, layer in network.named_modules():
             own = list(layer.named_parameters(recurse=False))
@@ -112,10 +103,10 @@ class Patched(OneMember):
             kept = holds_frozen(layer) or name in tied
             if within(name, self.exclude) or kept or not (norm or last or asked):
                 continue
-            if own_kind(layer, PATCHABLE) is None:
+            if own_kind(layer, PACKABLE) is None:
                 raise ConversionError(
                     f"layer {name!r} ({type(layer).__name__}) cannot be patched; patched can be "
-                    f"{', '.join(kind.__name__ for kind in PATCHABLE)}. Leave it shared with exclude=({name!r},)."
+                    f"{', '.join(kind.__name__ for kind in PACKABLE)}. Leave it shared with exclude=({name!r},)."
                 )
             wanted.add(name)
         if not wanted:
@@ -131,8 +122,3 @@ class Patched(OneMember):
             p.numel() for name in self._wanted(network) for p in network.get_submodule(name).parameters(recurse=False)
         )
         return (self.mixture.components - 1) * count
-
-    def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the plain network at the mean over components."""
-        tree = network.network if isinstance(network, PatchedNetwork) else network
-        return swap(tree, lambda _, m: m.plain() if isinstance(m, PatchedLayer | DrawnNorm) else None)

@@ -6,23 +6,22 @@ arXiv:2410.24210, section 3.
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import ConversionError
 from choral.base.order import output_last
 from choral.layers.attention import open_attention
 from choral.layers.convert import holds_frozen, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise
 from choral.layers.functional import WEIGHTED, own_kind
+from choral.layers.joint.layers import RankOneLayer, ScaledInputs
 from choral.layers.joint.network import Joint
-from choral.layers.joint.norm import member_norm
-from choral.layers.joint.rank_one import RankOneLayer, ScaledInputs
-from choral.layers.packed.layers import PackedLayer
+from choral.layers.packed.layers import PackedLayer, member_norm
 from choral.layers.packed.narrow import redrawn
 from choral.structures.base import JointStructure
 
@@ -59,12 +58,6 @@ class TabM(JointStructure):
     start: FirstFactors = "auto"
     own_batches: bool = False
     exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, words in (("adapters", get_args(Adapters)), ("start", get_args(FirstFactors))):
-            if getattr(self, name) not in words:
-                raise InputError(f"TabM: {name}={getattr(self, name)!r}; give {' or '.join(map(repr, words))}.")
 
     @property
     def by_row(self) -> bool:

@@ -75,7 +75,12 @@ class TreeNet(JointStructure):
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with the tensors of its branch layers stacked."""
         chosen = self._branch_layers(network)
-        self._refuse_tied(network, chosen)
+        for name, other in tied_layers(network).items():
+            if name in chosen:
+                raise ConversionError(
+                    f"branch layer {name!r} holds a weight together with {other!r} (they are tied), so it cannot have one for each "
+                    "member; untie them, or let the branches be other layers (branches=...)."
+                )
         tree = swap(network, lambda n, m: CommonDraws(m) if n not in chosen and isinstance(m, DROPOUTS) else None)
         stacked: list[str] = []
         for name, module in list(tree.named_modules()):
@@ -97,21 +102,12 @@ class TreeNet(JointStructure):
                     module._buffers[key] = tensor.expand(self.members, *tensor.shape).clone()
         return Joint(tree, members=self.members, stacked=stacked, kernel="grouped").train(network.training)
 
-    def _refuse_tied(self, network: nn.Module, chosen: set[str]) -> None:
-        for name, other in tied_layers(network).items():
-            if name in chosen:
-                raise ConversionError(
-                    f"branch layer {name!r} holds a weight together with {other!r} (they are tied), so it cannot have one for each "
-                    "member; untie them, or let the branches be other layers (branches=...)."
-                )
-
     def _branch_layers(self, network: nn.Module) -> set[str]:
         names = [name for name, _ in network.named_modules()]
         if self.start:
             first = named([n for n in names if n], (self.start,), "start")[0]
             # everything from there on, but not the containers that also hold part of the trunk
-            later = names[names.index(first) :]
-            return set(later)
+            return set(names[names.index(first) :])
         ends = ends_of(network)
         if not self.branches and not ends:
             raise ConversionError(

@@ -7,8 +7,7 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import ConversionError
-from choral.layers.bayesian.gaussian import GaussianLayer, GaussianNorm, gaussian_twin
-from choral.layers.bayesian.sampling import at_means
+from choral.layers.bayesian.sampling import GaussianLayer, GaussianNorm, at_means, gaussian_twin
 from choral.objectives.kl import std_of
 
 PLAIN = [

@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.layers.bayesian.gaussian import GaussianLayer
-from choral.layers.bayesian.sampling import at_means, draw, means_wanted
+from choral.layers.bayesian.sampling import GaussianLayer, at_means, draw, means_wanted
 from choral.objectives.kl import std_of
 
 

@@ -7,8 +7,7 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.layers.bayesian.sampling import at_means
-from choral.layers.bayesian.spike_slab import SpikeSlabLayer, spike_slab_twin
+from choral.layers.bayesian.sampling import SpikeSlabLayer, at_means
 from choral.objectives.kl import SpikeSlabKL, freeze_gates, gate_keep, std_of
 
 
@@ -89,7 +88,7 @@ def test_the_gradient_of_a_gate_is_that_of_the_relaxed_gate():
 
 def test_mean_mode_and_plain_form_use_nodes_above_one_half():
     plain = nn.Conv2d(2, 3, 3, padding=1)
-    twin: Any = spike_slab_twin(plain, keep_weights=True)
+    twin: Any = SpikeSlabLayer(plain, keep_weights=True)
     x = torch.randn(2, 2, 4, 4)
     with at_means():
         torch.testing.assert_close(twin(x), plain(x))  # gamma starts at 0.99
@@ -168,7 +167,6 @@ def test_training_removes_a_node_nobody_needs_and_keeps_the_needed_one():
 def test_arguments_are_checked():
     with pytest.raises(InputError, match="gamma"):
         SpikeSlabLayer(nn.Linear(1, 1), gamma=1.0)
-    assert spike_slab_twin(nn.BatchNorm1d(2)) is None
 
 
 def test_gates_are_drawn_in_training_and_settled_in_evaluation():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.layers.joint.masked import MaskedLayer, overlapping_masks
+from choral.layers.joint.layers import MaskedLayer, overlapping_masks
 
 
 @settings(deadline=None, max_examples=60)

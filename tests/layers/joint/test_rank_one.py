@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError
-from choral.layers.joint.rank_one import RankOneLayer
+from choral.layers.joint.layers import RankOneLayer
 
 M, B = 3, 4
 LAYERS = {

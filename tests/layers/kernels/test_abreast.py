@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.structures.networks import chain
+from tests.networks import chain
 from torch import nn
 
 from choral import models

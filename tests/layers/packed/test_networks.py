@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.structures.networks import NETWORKS
+from tests.networks import NETWORKS
 from torch import nn
 
 from choral import models
@@ -259,8 +259,6 @@ def test_what_cannot_be_packed_is_refused_by_name():
         pack(nn.MultiheadAttention(4, 2), members=2)
     with pytest.raises(ConversionError, match="has no linear map"):
         pack(nn.ReLU(), members=2)
-    with pytest.raises(ConversionError, match="no shape yet"):
-        pack(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)), members=2)
 
 
 @pytest.mark.parametrize("arguments", [{"members": 0}, {"members": 2, "width": 0}, {"members": 2, "subgroups": 0}])

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.arguments import typed
 from choral.base.errors import ConversionError, InputError
-from choral.layers.joint.weighted import WeightLayer
+from choral.layers.functional import Twin
+from choral.layers.joint.layers import WeightLayer
 
 _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -73,7 +74,7 @@ def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
             )
 
 
-class Dropped(RowAware):
+class Dropped(RowAware, Twin):
     """Dropout that is on in training and in evaluation.
 
     Args:
@@ -128,6 +129,8 @@ class DroppedOutput(WeightLayer, RowAware):
         rate: probability of dropping an output.
     """
 
+    shown = ("rate",)
+
     @typed
     def __init__(self, layer: nn.Module, *, rate: float):
         super().__init__(layer)
@@ -140,14 +143,6 @@ class DroppedOutput(WeightLayer, RowAware):
             return draws.dropout(outputs, self.rate)
         return outputs * draws.dropout(torch.ones_like(self.one_row(outputs)), self.rate, rows=None)
 
-    def plain(self) -> nn.Module:
-        """Return the plain layer."""
-        return self.plain_layer(self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return the settings of the plain layer and the rate."""
-        return f"{super().extra_repr()}, rate={self.rate}"
-
 
 class DropConnect(WeightLayer):
     """A linear map or convolution with weights dropped anew in every pass, in training and in evaluation.
@@ -159,6 +154,8 @@ class DropConnect(WeightLayer):
         rate: probability of dropping a weight.
     """
 
+    shown = ("rate",)
+
     @typed
     def __init__(self, layer: nn.Module, *, rate: float):
         super().__init__(layer)
@@ -169,11 +166,3 @@ class DropConnect(WeightLayer):
         return self.operate(
             x, draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate, rows=None)), self.bias
         )
-
-    def plain(self) -> nn.Module:
-        """Return the plain layer."""
-        return self.plain_layer(self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return the settings of the plain layer and the rate."""
-        return f"{super().extra_repr()}, rate={self.rate}"

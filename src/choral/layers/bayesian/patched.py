@@ -25,7 +25,7 @@ estimated once after training and kept with the weights.
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +33,20 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.draws import now, under
-from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.errors import ConversionError, InputError
 from choral.base.values import Value
-from choral.layers.functional import BATCH_NORMS, WEIGHTED, Tensors, emptied, filled, operate, own_kind, read_through
+from choral.layers.convert import plain_network
+from choral.layers.functional import (
+    BATCH_NORMS,
+    TRANSPOSED,
+    WEIGHTED,
+    Converted,
+    Tensors,
+    Twin,
+    filled,
+    operate,
+    own_kind,
+)
 from choral.layers.packed.layers import PACKABLE
 from choral.layers.packed.narrow import redrawn
 
@@ -106,7 +117,7 @@ class DrawnStatistics(nn.Module):
         return torch.where(self.known, picked, running)
 
 
-class DrawnNorm(nn.Module):
+class DrawnNorm(Converted):
     """A BatchNorm that is shared by all draws and has statistics for each pass.
 
     Args:
@@ -115,29 +126,21 @@ class DrawnNorm(nn.Module):
     """
 
     def __init__(self, layer: nn.Module, *, passes: int):
-        super().__init__()
-        self._plain = (emptied(layer),)
-        for name, p in layer._parameters.items():
-            self.register_parameter(name, p)
-        for name, b in layer._buffers.items():
-            self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
-        assert isinstance(layer.running_mean, Tensor)
-        self.drawn = DrawnStatistics(passes, layer.running_mean)
+        super().__init__(layer, BATCH_NORMS)
+        self.take_over(layer)
+        self.drawn = DrawnStatistics(passes, layer.get_buffer("running_mean"))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what BatchNorm returns."""
-        tensors = {**self._parameters, **self._buffers}
-        if self.training:
-            return operate(self._plain[0], x, tensors, training=True)
-        return self.drawn.normalize(self._plain[0], x, tensors)
+        tensors = self.tensors()
+        return self.run(x, tensors) if self.training else self.drawn.normalize(self.settings, x, tensors)
 
     def plain(self) -> nn.Module:
         """Return the BatchNorm with its running statistics."""
-        return filled(self._plain[0], {**self._parameters, **self._buffers})
+        return filled(self.settings, self.tensors())
 
 
-ASSIGNMENTS = ("network", "layer", "unit", "scalar")
-PATCHABLE = PACKABLE
+Assignment = Literal["network", "layer", "unit", "scalar"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +157,7 @@ class Mixture(Value):
     """
 
     components: int = 5
-    assignment: str = "layer"
+    assignment: Assignment = "layer"
     zero: float = 0.0
     learned: bool = False
     temperature: float = 0.5
@@ -164,11 +167,6 @@ class Mixture(Value):
             raise InputError(
                 f"Mixture: components={self.components}, temperature={self.temperature}; give at least 1 component and a "
                 "temperature above 0."
-            )
-        if self.assignment not in ASSIGNMENTS:
-            raise InputError(
-                f"Mixture: assignment={self.assignment!r}; give one of {', '.join(ASSIGNMENTS)}."
-                + did_you_mean(self.assignment, ASSIGNMENTS)
             )
         if not 0 <= self.zero < 1 or (self.zero and self.components > 1):
             raise InputError(
@@ -199,7 +197,7 @@ def family(*, components: int = 5, rate: float = 0.5) -> dict[str, Mixture]:
 FAMILY = family()
 
 
-class PatchedLayer(nn.Module):
+class PatchedLayer(Converted):
     """A plain layer whose tensors are drawn from components in every pass, in training and in evaluation.
 
     Components are the parameters `patches.weight`, `patches.bias` and so on, with the component axis first; buffers
@@ -225,7 +223,7 @@ class PatchedLayer(nn.Module):
     """
 
     mixing: nn.Parameter | None
-    __getattr__ = read_through
+    shown = ("mixture",)
 
     def __init__(
         self,
@@ -238,23 +236,17 @@ class PatchedLayer(nn.Module):
         passes: int = 0,
         key: int = 0,
     ):
-        super().__init__()
-        if own_kind(layer, PATCHABLE) is None:
-            raise ConversionError(
-                f"PatchedLayer was given {layer}; it takes {', '.join(kind.__name__ for kind in PATCHABLE)}."
-            )
+        super().__init__(layer, PACKABLE)
         if mixture.zero and own_kind(layer, WEIGHTED) is None:
             raise ConversionError(f"a component fixed at 0 stands for dropped weights, which {layer} does not have.")
         self.mixture = mixture
-        self._plain = (emptied(layer),)
         generator = generator or torch.Generator().manual_seed(0)
         self.patches = nn.ParameterDict(
             {n: nn.Parameter(self._components(p, jitter, keep_weights, generator)) for n, p in layer.named_parameters()}
         )
         if mixture.zero:
             self.patches["weight"].data /= 1 - mixture.zero  # the mean over assignments is the layer's own weight
-        for name, b in layer._buffers.items():
-            self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
+        self.take_over(layer, parameters=False)
         first = next(layer.parameters())
         logits = torch.zeros(mixture.components, dtype=first.dtype, device=first.device)
         self.register_parameter("mixing", nn.Parameter(logits) if mixture.learned else None)
@@ -276,11 +268,13 @@ class PatchedLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output under one draw of the assignments."""
         with draws_by_pass(self._key, self.training):
-            drawn = self._draw()
-        tensors = {**dict.fromkeys(self._plain[0]._parameters), **self._buffers, **drawn}
+            tensors = self._with(self._draw())
         if self.drawn is not None and not self.training:
-            return self.drawn.normalize(self._plain[0], x, tensors)
-        return operate(self._plain[0], x, tensors, training=self.training)
+            return self.drawn.normalize(self.settings, x, tensors)
+        return self.run(x, tensors)
+
+    def _with(self, drawn: dict[str, Tensor]) -> Tensors:
+        return {**dict.fromkeys(self.settings._parameters), **self._buffers, **drawn}
 
     def _draw(self) -> dict[str, Tensor]:
         patches, mixture = dict(self.patches.items()), self.mixture
@@ -319,8 +313,7 @@ class PatchedLayer(nn.Module):
         return hard + soft - soft.detach()
 
     def _unit_shape(self, weight: Tensor) -> tuple[int, ...]:
-        transposed = isinstance(self._plain[0], nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-        axis = 0 if transposed else 1
+        axis = 0 if isinstance(self.settings, TRANSPOSED) else 1
         return tuple(size if i == axis else 1 for i, size in enumerate(weight.shape))
 
     def probabilities(self) -> Tensor:
@@ -336,15 +329,10 @@ class PatchedLayer(nn.Module):
         means = {n: torch.tensordot(p, c.detach(), dims=1) for n, c in self.patches.items()}
         if self.mixture.zero:
             means |= {n: c.detach().squeeze(0) for n, c in self.patches.items() if n != "weight"}
-        return filled(self._plain[0], {**dict.fromkeys(self._plain[0]._parameters), **self._buffers, **means})
-
-    def extra_repr(self) -> str:
-        """Return the plain layer and how it is drawn."""
-        m = self.mixture
-        return f"{self._plain[0]}, components={m.components}, assignment={m.assignment!r}"
+        return filled(self.settings, self._with(means))
 
 
-class PatchedNetwork(nn.Module):
+class PatchedNetwork(Twin):
     """A network of patched layers whose assignments are all the same: one draw for every pass.
 
     Args:
@@ -363,6 +351,10 @@ class PatchedNetwork(nn.Module):
             component = draws.index(self.components, device=x.device)
         with under(component=component):
             return self.network(x)
+
+    def plain(self) -> nn.Module:
+        """Return the plain network at the mean over components."""
+        return plain_network(self.network)
 
 
 def draws_by_pass(key: int | None, training: bool) -> AbstractContextManager[None]:

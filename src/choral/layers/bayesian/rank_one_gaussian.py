@@ -10,13 +10,16 @@ Inputs and outputs hold all members folded into the batch axis, member by member
 Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020, arXiv:2005.07186.
 """
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
 
-from choral.base.errors import InputError
+from choral.base.arguments import typed
+from choral.base.errors import ConversionError
 from choral.layers.bayesian.sampling import RHO_START, SAMPLED, add_posterior, draw, fresh_weight
-from choral.layers.functional import own_kind
-from choral.layers.joint.weighted import WeightLayer
+from choral.layers.functional import BATCH_NORMS, own_kind
+from choral.layers.joint.layers import WeightLayer, unfold
 
 
 class RankOneGaussianLayer(WeightLayer):
@@ -35,17 +38,17 @@ class RankOneGaussianLayer(WeightLayer):
     torch.Size([20, 2])
     """
 
+    shown = ("members",)
     input_mean: nn.Parameter
     input_rho: nn.Parameter
     output_mean: nn.Parameter
     output_rho: nn.Parameter
 
+    @typed
     def __init__(
         self, layer: nn.Module, *, members: int, rho: float = RHO_START, generator: torch.Generator | None = None
     ):
         super().__init__(layer)
-        if members < 1:
-            raise InputError(f"members={members}, but there is at least 1 member.")
         self.members = members
         self.bias = None if self.bias is None else nn.Parameter(self.bias.detach().repeat(members, 1))
         fresh_weight(self.weight, generator)  # the signs of a seed come after as many draws as the weight has numbers
@@ -66,14 +69,10 @@ class RankOneGaussianLayer(WeightLayer):
         each = [t.unsqueeze(1).expand(-1, batch, -1).reshape(axes) for t in (scale, shift) if t is not None]
         return x * each[0] if shift is None else torch.addcmul(each[1], x, each[0])
 
-    def plain(self, index: int) -> nn.Module:
+    def plain(self, index: int = 0) -> nn.Module:
         """Return member `index` as a plain layer, at the means of its factors."""
         factor = self.over_outputs(self.output_mean[index]) * self.over_inputs(self.input_mean[index])
         return self.plain_layer(self.weight * factor, None if self.bias is None else self.bias[index].clone())
-
-    def extra_repr(self) -> str:
-        """Return the settings of the plain layer and the members."""
-        return f"{super().extra_repr()}, members={self.members}"
 
 
 def rank_one_gaussian_twin(
@@ -86,3 +85,34 @@ def rank_one_gaussian_twin(
     if own_kind(layer, SAMPLED) is None:
         return None
     return RankOneGaussianLayer(layer, members=members, rho=rho, generator=generator)
+
+
+class MemberBatchNorm(nn.Module):
+    """A BatchNorm for each member.
+
+    Args:
+        norm: the plain `nn.BatchNorm1d`, `2d` or `3d` every member starts from; not changed.
+        members: how many members are folded into the batch axis.
+
+    Shapes: (member * batch, channel, ...) -> the same.
+
+    >>> norm = MemberBatchNorm(nn.BatchNorm1d(3), members=2)
+    >>> y = norm(torch.tensor([[0.0] * 3, [2.0] * 3, [7.0] * 3, [9.0] * 3]))
+    >>> y[:, 0].round(decimals=3).tolist()
+    [-1.0, 1.0, -1.0, 1.0]
+    """
+
+    def __init__(self, norm: nn.Module, *, members: int):
+        super().__init__()
+        if not isinstance(norm, BATCH_NORMS):
+            raise ConversionError(f"MemberBatchNorm was given {norm}; it takes nn.BatchNorm1d, 2d or 3d.")
+        self.norms = nn.ModuleList(deepcopy(norm) for _ in range(members))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize each member's part of the batch by itself."""
+        # one call for each member keeps the memory layout of x; a single wider BatchNorm would have to move the members
+        return torch.cat([norm(part) for norm, part in zip(self.norms, unfold(x, len(self.norms)))])
+
+    def plain(self, index: int) -> nn.Module:
+        """Return member `index` as a plain BatchNorm."""
+        return deepcopy(self.norms[index])

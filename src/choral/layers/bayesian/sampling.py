@@ -1,24 +1,32 @@
-"""What sampled layers share: a base, a draw from a Gaussian posterior, and the mean mode.
+"""Layers with a posterior over their weights, drawn anew in every forward pass: Gaussian, and Gaussian behind gates.
 
-Sampled layers draw their weights anew in every forward pass, in training and in evaluation mode alike, through
-`choral.base.draws`. Within `at_means` they draw nothing and use the center of their posterior.
+They draw in training and in evaluation mode alike, through `choral.base.draws`; within `at_means` they draw nothing and use
+the center of their posterior. Each tensor X of the plain layer becomes the parameters `X_mean` and `X_rho`; one draw for the
+whole batch gives it the value X_mean + softplus(X_rho) * noise. The penalties that belong to them are
+`choral.objectives.kl.GaussianKL` and `choral.objectives.kl.SpikeSlabKL`.
+
+References: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424; Jantre et al., "Sequential Bayesian
+Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and appendix A.
 """
 
-from abc import ABC, abstractmethod
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from choral.base import draws
 from choral.base.draws import now, under
-from choral.base.errors import ConversionError
-from choral.layers.functional import CONVOLUTIONS, emptied, filled, operate, own_kind, read_through
+from choral.base.errors import ConversionError, InputError
+from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, Converted, Twin, filled, own_kind
 from choral.objectives.kl import MEAN, RHO, std_of
 
 RHO_START = -6.0
+GAMMA_START = 0.99
 SAMPLED = (nn.Linear, *CONVOLUTIONS)
 """Plain layers that have a sampled one."""
 
@@ -27,7 +35,6 @@ SAMPLED = (nn.Linear, *CONVOLUTIONS)
 def at_means() -> Iterator[None]:
     """Make every sampled layer of the block deterministic: posterior means, and nodes with gamma above one half.
 
-    >>> from choral.layers.bayesian.gaussian import GaussianLayer
     >>> layer, x = GaussianLayer(nn.Linear(3, 2), rho=0.0), torch.ones(1, 3)
     >>> with at_means():
     ...     torch.equal(layer(x), layer(x))
@@ -68,12 +75,14 @@ def fresh_weight(weight: Tensor, generator: torch.Generator | None) -> Tensor:
     return nn.init.kaiming_normal_(empty, nonlinearity="relu", generator=generator)
 
 
-def size(name: str) -> Any:
-    """Return a property that reads and sets one size of the plain layer in `_plain`."""
-    return property(lambda layer: getattr(layer._plain[0], name), lambda layer, n: setattr(layer._plain[0], name, n))
+def _size(name: str, place: str = "settings") -> Any:
+    """Return a property that reads and sets one size of the plain layer that another stands for."""
+    return property(
+        lambda layer: getattr(getattr(layer, place), name), lambda layer, n: setattr(getattr(layer, place), name, n)
+    )
 
 
-class SampledLayer(nn.Module, ABC):
+class SampledLayer(Converted):
     """A linear map or convolution whose weight and bias have a Gaussian posterior each.
 
     It states its sizes as the plain layer does, and can be given others by compaction.
@@ -89,9 +98,8 @@ class SampledLayer(nn.Module, ABC):
     weight_rho: nn.Parameter
     bias_mean: nn.Parameter | None
     bias_rho: nn.Parameter | None
-    in_features, out_features = size("in_features"), size("out_features")
-    in_channels, out_channels, groups = size("in_channels"), size("out_channels"), size("groups")
-    __getattr__ = read_through
+    in_features, out_features = _size("in_features"), _size("out_features")
+    in_channels, out_channels, groups = _size("in_channels"), _size("out_channels"), _size("groups")
 
     def __init__(
         self,
@@ -101,12 +109,7 @@ class SampledLayer(nn.Module, ABC):
         keep_weights: bool = False,
         generator: torch.Generator | None = None,
     ):
-        super().__init__()
-        if own_kind(layer, SAMPLED) is None:
-            raise ConversionError(
-                f"{type(self).__name__} was given {layer}; it takes torch's own nn.Linear and nn.Conv1d-3d."
-            )
-        self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
+        super().__init__(layer, SAMPLED)
         weight, bias = layer.get_parameter("weight"), layer._parameters["bias"]
         zeros = None if bias is None else torch.zeros_like(bias)
         add_posterior(self, "weight", weight if keep_weights else fresh_weight(weight, generator), rho)
@@ -124,17 +127,177 @@ class SampledLayer(nn.Module, ABC):
 
     def operate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return what the plain layer returns under these weights."""
-        return operate(self._plain[0], x, {"weight": weight, "bias": bias}, training=self.training)
+        return self.run(x, {"weight": weight, "bias": bias})
 
     def plain_layer(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return a plain layer of the same settings with copies of these weights."""
         copies = {"weight": weight.detach().clone(), "bias": None if bias is None else bias.detach().clone()}
-        return filled(self._plain[0], copies)
+        return filled(self.settings, copies)
 
-    @abstractmethod
+
+class GaussianLayer(SampledLayer):
+    """A linear map or convolution with Gaussian weights and bias.
+
+    Args are those of `SampledLayer`.
+
+    >>> layer = GaussianLayer(nn.Linear(3, 2))
+    >>> sorted(name for name, _ in layer.named_parameters())
+    ['bias_mean', 'bias_rho', 'weight_mean', 'weight_rho']
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output under one draw of the weights."""
+        return self.operate(x, draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho))
+
     def plain(self) -> nn.Module:
-        """Return a plain layer with the center of the posterior as its weights."""
+        """Return a plain layer with the posterior means as its weights."""
+        return self.plain_layer(self.weight_mean, self.bias_mean)
 
-    def extra_repr(self) -> str:
-        """Return the settings of the plain layer."""
-        return self._plain[0].extra_repr()
+
+_NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+class GaussianNorm(Twin):
+    """A normalization layer whose scale and shift are Gaussian.
+
+    The statistics are those of the plain layer, kept without scale and shift in `norm`; means start at the layer's own
+    scale and shift (1 and 0 in a fresh layer).
+
+    Args:
+        norm: an `nn.BatchNorm1d`, `2d`, `3d`, `nn.GroupNorm`, `nn.LayerNorm` or `nn.RMSNorm` with a scale; not changed.
+        rho: as in `SampledLayer`.
+
+    >>> GaussianNorm(nn.LayerNorm(4)).weight_mean.tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+    weight_mean: nn.Parameter
+    weight_rho: nn.Parameter
+    bias_mean: nn.Parameter | None
+    bias_rho: nn.Parameter | None
+    num_features, num_channels = _size("num_features", "norm"), _size("num_channels", "norm")
+    num_groups = _size("num_groups", "norm")
+
+    def __init__(self, norm: nn.Module, *, rho: float = RHO_START):
+        super().__init__()
+        scale, shift = _affine_of(norm)
+        if scale is None:
+            accepted = ", ".join(kind.__name__ for kind in _NORMS)
+            raise ConversionError(f"GaussianNorm was given {norm}; it takes one of {accepted} that has a scale.")
+        self.norm = deepcopy(norm)
+        for name in self.norm._parameters:
+            self.norm._parameters[name] = None
+        add_posterior(self, "weight", scale, rho)
+        add_posterior(self, "bias", shift, rho)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized input under one draw of scale and shift."""
+        weight, bias = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
+        return functional_call(
+            self.norm, {"weight": weight} if bias is None else {"weight": weight, "bias": bias}, (x,)
+        )
+
+    def plain(self) -> nn.Module:
+        """Return a plain normalization layer with the posterior means as scale and shift."""
+        means = {"weight": self.weight_mean, "bias": self.bias_mean}
+        own = {n: None if m is None else m.detach().clone() for n, m in means.items() if n in self.norm._parameters}
+        return filled(self.norm, own)
+
+
+def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """Return scale and shift of a plain normalization layer; None for those it, or any other module, does not have."""
+    if type(norm) not in _NORMS:
+        return None, None
+    own = dict(norm.named_parameters(recurse=False))
+    return own.get("weight"), own.get("bias")
+
+
+def gaussian_twin(
+    layer: nn.Module,
+    *,
+    keep_weights: bool = False,
+    rho: float = RHO_START,
+    generator: torch.Generator | None = None,
+) -> GaussianLayer | GaussianNorm | None:
+    """Return the Gaussian layer that stands for a plain one, or None if there is none for what it computes.
+
+    Args:
+        layer: any module; linear maps, convolutions and normalization with a scale have a twin.
+        keep_weights: means start at the plain layer's weights, not at fresh draws; normalization always keeps its own.
+        rho: as in `SampledLayer`.
+        generator: for fresh means.
+    """
+    if _affine_of(layer)[0] is not None:
+        return GaussianNorm(layer, rho=rho)
+    if own_kind(layer, SAMPLED) is None:
+        return None
+    return GaussianLayer(layer, rho=rho, keep_weights=keep_weights, generator=generator)
+
+
+class SpikeSlabLayer(SampledLayer):
+    """A linear map or convolution with Gaussian weights and a gate for each output node.
+
+    Node j has a gate z_j ~ Bernoulli(gamma_j) shared by all weights and the bias that enter it. The forward pass uses the
+    hard gate, eta_j > 0, the backward pass the gradient of the relaxed one, sigmoid(eta_j / temperature), where
+    eta_j = logit(gamma_j) + log(u / (1 - u)) with u uniform. The buffer `frozen_gate` fixes gates: -1 leaves a gate free, 0
+    or 1 is its value from then on (`choral.objectives.kl.freeze_gates`). Within `at_means` a node is in when gamma is above
+    one half.
+
+    Args:
+        layer, rho, keep_weights, generator: as in `SampledLayer`.
+        gamma: inclusion probability every node starts with, between 0 and 1, ends excluded.
+        temperature: of the relaxed gate (tau).
+        sampled_gates: whether gates are drawn in evaluation mode too. If not, a node is in or out there as is more likely
+            (the median probability model), and only weights are drawn. BatchNorm behind a gated layer needs that: its running
+            variance also counts the passes in which a node was out, so a node that is rarely in would be blown up by 1 /
+            sqrt(gamma) whenever it is drawn.
+
+    >>> layer = SpikeSlabLayer(nn.Linear(3, 2))
+    >>> [round(gamma, 2) for gamma in layer.gate_logit.sigmoid().tolist()]
+    [0.99, 0.99]
+    """
+
+    frozen_gate: Tensor
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        *,
+        rho: float = RHO_START,
+        keep_weights: bool = False,
+        gamma: float = GAMMA_START,
+        temperature: float = 0.5,
+        sampled_gates: bool = False,
+        generator: torch.Generator | None = None,
+    ):
+        if not 0 < gamma < 1:
+            raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
+        super().__init__(layer, rho=rho, keep_weights=keep_weights, generator=generator)
+        self.temperature = temperature
+        self.sampled_gates = sampled_gates
+        free = self.weight_mean.new_full(self.weight_mean.shape[:1], -1.0)
+        self.gate_logit = nn.Parameter(torch.full_like(free, math.log(gamma) - math.log1p(-gamma)))
+        self.register_buffer("frozen_gate", free)
+
+    def gate(self) -> Tensor:
+        """Return the gates of one pass, exactly 0 or 1; if they are drawn, with the gradient of the relaxed gates."""
+        if means_wanted() or not (self.training or self.sampled_gates):
+            drawn = (self.gate_logit > 0).to(self.gate_logit.dtype)
+        else:
+            u = draws.uniform(self.gate_logit.shape, like=self.gate_logit)
+            eta = self.gate_logit + u.log() - (-u).log1p()
+            relaxed = (eta / self.temperature).sigmoid()
+            drawn = (eta > 0).to(eta.dtype) + (relaxed - relaxed.detach())
+        return torch.where(self.frozen_gate < 0, drawn, self.frozen_gate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output under one draw of the gates and weights."""
+        weight, bias, gate = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho), self.gate()
+        weight = weight * gate.view((-1,) + (1,) * (weight.dim() - 1))
+        return self.operate(x, weight, None if bias is None else bias * gate)
+
+    def plain(self) -> nn.Module:
+        """Return a plain layer with the posterior means as weights, zero for nodes that are out."""
+        gate = torch.where(self.frozen_gate < 0, (self.gate_logit > 0).to(self.frozen_gate), self.frozen_gate)
+        weight = self.weight_mean * gate.view((-1,) + (1,) * (self.weight_mean.dim() - 1))
+        return self.plain_layer(weight, None if self.bias_mean is None else self.bias_mean * gate)

@@ -15,7 +15,6 @@ draws other numbers), and the way can be changed at any time by setting `kernel`
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -28,9 +27,9 @@ from choral.base import batches, devices, draws
 from choral.base.batches import Batch, vmap
 from choral.base.errors import ConversionError, InputError
 from choral.base.order import evaluating
-from choral.layers.convert import call_with, holds, swap, ties_of
-from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
-from choral.layers.joint.weighted import CutError, fold, unfold
+from choral.layers.convert import call_with, holds, plain_network, ties_of
+from choral.layers.functional import BATCH_NORMS, spatial
+from choral.layers.joint.layers import CutError, Foldable, fold, unfold
 
 KERNELS = ("loop", "grouped", "matmul")
 _FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -43,21 +42,6 @@ class _Composite(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
-
-
-class Foldable(nn.Module, ABC):
-    """A layer that reads a folded batch (member * batch, ...) whenever its tensors carry the member axis.
-
-    With tensors of one member only it is the plain layer, and `plain` returns that layer. `own` names its tensors that
-    carry the member axis.
-    """
-
-    own: tuple[str, ...] = ()
-    dims: int = 0  # spatial axes of a convolution
-
-    @abstractmethod
-    def plain(self) -> nn.Module:
-        """Return the plain layer that does the same, when the tensors hold one member only."""
 
 
 class Joint(nn.Module):
@@ -109,16 +93,12 @@ class Joint(nn.Module):
 
     def choose_kernel(self) -> None:
         """Take the kernel that was asked for; where that is left open, the usual one for the device the network is on."""
-        self.kernel = usual_kernel(self) if self.is_open else self.checked(self._asked)
-
-    def checked(self, kernel: str) -> str:
-        """Return the kernel if it can run this tree; raises ConversionError with the reason if it cannot."""
-        if kernel not in KERNELS:
-            raise InputError(f"kernel is {kernel!r}; give one of {', '.join(KERNELS)} or auto.")
-        obstacle = self.obstacle(kernel)
+        self.kernel = usual_kernel(self) if self.is_open else self._asked
+        if self.kernel not in KERNELS:
+            raise InputError(f"kernel is {self.kernel!r}; give one of {', '.join(KERNELS)} or auto.")
+        obstacle = "" if self.is_open else self.obstacle(self.kernel)
         if obstacle:
-            raise ConversionError(f"kernel={kernel!r} cannot run this network: {obstacle}; use kernel='loop'.")
-        return kernel
+            raise ConversionError(f"kernel={self.kernel!r} cannot run this network: {obstacle}; use kernel='loop'.")
 
     def obstacle(self, kernel: str) -> str:
         """Return why a kernel cannot run this tree, or an empty string."""
@@ -241,7 +221,7 @@ class Joint(nn.Module):
             for name, held in {**module._parameters, **module._buffers}.items():
                 if id(held) in slices:  # set as an attribute: recurrent layers keep a second list of their weights
                     setattr(module, name, slices[id(held)])
-        return swap(copied, lambda _, module: module.plain() if isinstance(module, Foldable) else None)
+        return plain_network(copied)
 
     def extra_repr(self) -> str:
         """Return the members and how they are run."""
@@ -288,13 +268,9 @@ def usual_kernel(joint: Joint) -> str:
     thread, 0.77 with two). On other devices, where every launch costs, convolutions are always grouped.
     """
     modules = list(joint.apart())
-    kinds = [type(m) for m in modules]
-    convolving = any(issubclass(k, CONVOLUTIONS + TRANSPOSED) for k in kinds) or any(
-        m.dims for m in modules if isinstance(m, Foldable)
-    )
     device = next((p.device for p in joint.network.parameters()), torch.device("cpu"))
-    if any(issubclass(k, _LOOPED) for k in kinds) or joint.obstacle("grouped"):
+    if any(isinstance(m, _LOOPED) for m in modules) or joint.obstacle("grouped"):
         return "loop"
-    if convolving:
+    if any(m.dims if isinstance(m, Foldable) else spatial(m) for m in modules):
         return "loop" if devices.is_processor(device) and not joint.is_faster_together() else "grouped"
     return "grouped" if joint.obstacle("matmul") else "matmul"

@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import InputError
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.functional import NORMS, WEIGHTED, emptied, filled, operate, own_kind, read_through, spatial
-from choral.layers.joint.network import Foldable
-from choral.layers.joint.weighted import batched_linear, fold, unfold
+from choral.layers.functional import BATCH_NORMS, INSTANCE_NORMS, NORMS, WEIGHTED, Converted, filled, own_kind, spatial
+from choral.layers.joint.layers import Foldable, fold, unfold
 
 
 class GroupedLinear(nn.Module):
@@ -73,7 +72,7 @@ class GroupedLinear(nn.Module):
 PACKABLE = (*WEIGHTED, GroupedLinear, *NORMS, nn.Embedding, nn.PReLU, FilterResponseNorm)
 
 
-class PackedLayer(Foldable):
+class PackedLayer(Converted, Foldable):
     """Equal plain layers, one for each member, with their tensors stacked.
 
     Use `packed` to make one of plain layers.
@@ -86,58 +85,38 @@ class PackedLayer(Foldable):
     Shapes: (member * batch, ...) -> (member * batch, ...).
     """
 
+    shown = ("members",)
+
     @typed
     def __init__(self, layer: nn.Module, *, members: int, shared: Sequence[str] = ()):
-        super().__init__()
-        if own_kind(layer, PACKABLE) is None:
-            raise ConversionError(
-                f"PackedLayer was given {layer}; it takes {', '.join(kind.__name__ for kind in PACKABLE)}."
-            )
-        if members < 1:
-            raise InputError(f"PackedLayer: members={members}; give at least 1 member.")
+        super().__init__(layer, PACKABLE)
         self.members = members
-        self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
-        for name, p in layer._parameters.items():
-            self.register_parameter(name, p)
-        for name, b in layer._buffers.items():
-            self.register_buffer(name, b, persistent=name not in layer._non_persistent_buffers_set)
+        self.take_over(layer)
         self.own = tuple(n for n, t in self.tensors().items() if t is not None and n not in shared)
         self._axes = getattr(self, self.own[0]).dim() if self.own else 0
         self.dims = spatial(layer)
 
-    __getattr__ = read_through
-
-    @property
-    def settings(self) -> Any:
-        """The plain layer of one member, without tensors."""
-        return self._plain[0]
-
-    def tensors(self) -> dict[str, Tensor | None]:
-        """Return parameters and buffers by name."""
-        return {**self._parameters, **self._buffers}
-
     def forward(self, x: Tensor) -> Tensor:
         """Return each member's outputs for its part of the batch; of one member if the tensors are one member's."""
-        tensors = self.tensors()
-        layer = self._plain[0]
+        tensors, layer = self.tensors(), self.settings
         if not self.own or getattr(self, self.own[0]).dim() < self._axes:
-            return operate(layer, x, tensors, training=self.training)
+            return self.run(x, tensors)
         for kind in type(layer).__mro__:
             if kind in _TOGETHER:
                 return fold(_TOGETHER[kind](layer, unfold(x, self.members), tensors))
         return self._one_by_one(x, tensors)
 
     def _one_by_one(self, x: Tensor, tensors: dict[str, Tensor | None]) -> Tensor:
-        layer, parts = self._plain[0], unfold(x, self.members).unbind()
-        if _is_pointwise(layer):
-            rows = x.movedim(1, -1)  # a view of the memory when channels are last
-            return fold(_linear(layer, unfold(rows, self.members), _as_linear(tensors))).movedim(-1, 1)
+        if _is_pointwise(self.settings):
+            rows = unfold(x.movedim(1, -1), self.members)  # a view of the memory when channels are last
+            weight = self.weight.flatten(2)
+            return fold(_linear(self.settings, rows, {"weight": weight, "bias": tensors["bias"]})).movedim(-1, 1)
         outputs = []
-        for i, part in enumerate(parts):
+        for i, part in enumerate(unfold(x, self.members).unbind()):
             own: dict[str, Tensor] = {n: getattr(self, n)[i] for n in self.own}
             # written back afterwards: under an outer vmap, BatchNorm does not write into a part of a tensor
             kept = {n: own[n].clone() for n in self.own if n in self._buffers}
-            outputs.append(operate(layer, part, {**tensors, **own, **kept}, training=self.training))
+            outputs.append(self.run(part, {**tensors, **own, **kept}))
             if self.training:
                 for n, value in kept.items():
                     own[n].copy_(value)
@@ -145,11 +124,7 @@ class PackedLayer(Foldable):
 
     def plain(self) -> nn.Module:
         """Return the plain layer, when the tensors are one member's."""
-        return filled(self._plain[0], self.tensors())
-
-    def extra_repr(self) -> str:
-        """Return the members and the plain layer."""
-        return f"{self._plain[0]}, members={self.members}"
+        return filled(self.settings, self.tensors())
 
 
 def packed(layers: Sequence[nn.Module]) -> PackedLayer:
@@ -169,6 +144,34 @@ def packed(layers: Sequence[nn.Module]) -> PackedLayer:
     return PackedLayer(first, members=len(layers))
 
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def member_norm(layer: nn.Module, *, members: int, own_affine: bool = False) -> PackedLayer | None:
+    """Return a normalization layer with statistics by member; None for layers that need none.
+
+    Args:
+        layer: any layer; not changed.
+        members: how many members share the network.
+        own_affine: whether every member gets a scale and shift of its own.
+
+    >>> norm = member_norm(nn.BatchNorm1d(3), members=4)
+    >>> norm.running_mean.shape, norm.weight.shape
+    (torch.Size([4, 3]), torch.Size([3]))
+    """
+    if own_kind(layer, NORMS) is None:
+        return None
+    tracked = isinstance(layer, (*BATCH_NORMS, *INSTANCE_NORMS)) and layer.track_running_stats
+    if not tracked and not (own_affine and layer._parameters.get("weight") is not None):
+        return None
+    layer = copy.deepcopy(layer)
+    for name, tensor in {**layer._parameters, **layer._buffers}.items():
+        if tensor is not None and (own_affine or name in STATISTICS):
+            stack = tensor.detach().expand(members, *tensor.shape).clone()
+            setattr(layer, name, nn.Parameter(stack, tensor.requires_grad) if name in layer._parameters else stack)
+    return PackedLayer(layer, members=members, shared=() if own_affine else ("weight", "bias"))
+
+
 def _is_pointwise(layer: Any) -> bool:
     return (
         isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -178,15 +181,10 @@ def _is_pointwise(layer: Any) -> bool:
     )
 
 
-def _as_linear(tensors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    weight = tensors["weight"]
-    assert weight is not None
-    return {"weight": weight.flatten(2), "bias": tensors["bias"]}
-
-
 def _linear(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
     rows = x.flatten(1, -2)  # (member, batch and further axes, input)
-    return batched_linear(rows, t["weight"], t["bias"]).unflatten(1, x.shape[1:-1])
+    y = torch.bmm(rows, t["weight"].mT)
+    return (y if t["bias"] is None else y + t["bias"].unsqueeze(1)).unflatten(1, x.shape[1:-1])
 
 
 def _grouped_linear(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:

@@ -9,19 +9,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from choral.base.errors import ConversionError
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, INSTANCE_NORMS, TRANSPOSED
+from choral.layers.functional import CONVOLUTIONS, NORMS, TRANSPOSED, WEIGHTED
 from choral.layers.packed.layers import GroupedLinear
 
 CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+ENDS = (*WEIGHTED, GroupedLinear, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention, *CELLS)
+"""Layers with inputs and outputs."""
+_CHANNELS = ("normalized_shape", "num_features", "num_channels", "channels", "num_parameters")
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,13 @@ class Width:
     remark: str = ""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a layer stands: reads the input, gives the output, lies between them, starts a block, follows channels."""
+class Place(NamedTuple):
+    """Where a layer stands: reads the input, gives the output, lies between them, starts a block."""
 
-    first: bool = False
-    last: bool = False
-    inner: bool = True
-    starts_block: bool = False
-    channels_before: int = 0
+    first: bool
+    last: bool
+    inner: bool
+    starts_block: bool
 
 
 class Narrowing:
@@ -65,6 +65,8 @@ class Narrowing:
         self.subgroups, self.minimum_channels = subgroups, minimum_channels
         self.generator = generator
         self.widths: list[Width] = []
+        self.before = 0  # the plain width of the layer before
+        self.hidden: set[int] = set()  # plain widths of layers that do not give the output
         self._stacked: dict[int, tuple[Tensor, Tensor]] = {}  # plain tensor (kept alive) and its stacked successor
 
     def scaled(self, width: int) -> int:
@@ -73,11 +75,17 @@ class Narrowing:
 
     def resize(self, name: str, layer: nn.Module, place: Place) -> nn.Module | None:
         """Resize a layer in place (or return another in its stead); None for kinds that have no widths."""
-        for kinds, rule in _RULES:
-            if isinstance(layer, kinds):
-                _refuse_odd(name, layer)
-                return rule(self, name, layer, place)
-        return None
+        rule = next((rule for kinds, rule in _RULES if isinstance(layer, kinds)), None)
+        if rule is not None and parametrize.is_parametrized(layer):
+            raise ConversionError(
+                f"layer {name!r} ({type(layer).__name__}) has parametrized weights, which have no width of their own; "
+                "remove the parametrization (torch.nn.utils.parametrize.remove_parametrizations) before converting."
+            )
+        made = None if rule is None else rule(self, name, layer, place)
+        if made is not None and not place.last:
+            self.hidden.add(self.widths[-1].plain[-1])
+            self.before = self.widths[-1].plain[-1] if isinstance(layer, ENDS) else self.before
+        return made
 
     def note(self, name: str, layer: nn.Module, plain: Sequence[int], member: Sequence[int], **more: Any) -> None:
         """Remember what became of a layer."""
@@ -152,16 +160,6 @@ def redrawn(plain: Tensor, shape: Sequence[int], *, members: int, spread: float,
     return drawn
 
 
-def _refuse_odd(name: str, layer: nn.Module) -> None:
-    if parametrize.is_parametrized(layer):
-        raise ConversionError(
-            f"layer {name!r} ({type(layer).__name__}) has parametrized weights, which have no width of their own; "
-            "remove the parametrization (torch.nn.utils.parametrize.remove_parametrizations) before converting."
-        )
-    if any(is_lazy(p) for p in layer.parameters()):
-        raise ConversionError(f"layer {name!r} has no shape yet; run the plain network once before converting.")
-
-
 def _linear(n: Narrowing, name: str, layer: nn.Linear, place: Place) -> nn.Module:
     inputs, outputs = _ends(n, layer.in_features, layer.out_features, place)
     g, why = n.gamma(inputs, outputs, 1, place)
@@ -180,13 +178,8 @@ def _linear(n: Narrowing, name: str, layer: nn.Linear, place: Place) -> nn.Modul
 
 def _ends(n: Narrowing, inputs: int, outputs: int, place: Place) -> tuple[int, int]:
     """Return the inputs and outputs of one member; flattened images keep their pixels."""
-    before = place.channels_before
-    if place.first:
-        narrowed = inputs
-    elif before > 1 and inputs % before == 0:
-        narrowed = n.scaled(before) * (inputs // before)
-    else:
-        narrowed = n.scaled(inputs)
+    whole = n.before if n.before > 1 and inputs % n.before == 0 else inputs
+    narrowed = inputs if place.first else n.scaled(whole) * (inputs // whole)
     return narrowed, outputs if place.last else n.scaled(outputs)
 
 
@@ -213,35 +206,24 @@ def _convolution(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module
     return layer
 
 
-def _norm(size: str) -> Callable[[Narrowing, str, Any, Place], nn.Module]:
-    def rule(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
-        plain = getattr(layer, size)
-        channels = n.scaled(plain) if place.inner else plain
-        setattr(layer, size, channels)
-        remark = ""
-        if isinstance(layer, nn.GroupNorm):
-            kept = Fraction(layer.num_groups) * channels / plain  # as many channels in a group as before, if possible
-            groups = int(kept) if kept.denominator == 1 else math.gcd(layer.num_groups, channels)
-            remark = f"{layer.num_groups} groups, {groups} in a member"
-            layer.num_groups = groups
-        for key in ("weight", "bias", "running_mean", "running_var", "tau"):
-            n.put(layer, key, (channels,))
-        for key in ("num_batches_tracked", "extra_eps"):
-            if getattr(layer, key, None) is not None:
-                n.put(layer, key, getattr(layer, key).shape)
-        n.note(name, layer, (plain,), (channels,), remark=remark)
-        return layer
-
-    return rule
-
-
-def _shaped_norm(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
-    plain = layer.normalized_shape
-    shape = (n.scaled(plain[0]), *plain[1:]) if place.inner else plain
-    layer.normalized_shape = shape
-    n.put(layer, "weight", shape)
-    n.put(layer, "bias", shape)
-    n.note(name, layer, plain[:1], shape[:1])
+def _by_channel(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
+    """Normalization and PReLU: every tensor that is as long as there are channels has one number for each."""
+    size = next(s for s in _CHANNELS if hasattr(layer, s))
+    plain = getattr(layer, size)
+    shape = (plain,) if isinstance(plain, int) else tuple(plain)
+    narrow = place.inner and not (isinstance(layer, nn.PReLU) and plain == 1)
+    new = (n.scaled(shape[0]), *shape[1:]) if narrow else shape
+    setattr(layer, size, new[0] if isinstance(plain, int) else new)
+    remark = ""
+    if isinstance(layer, nn.GroupNorm):
+        kept = Fraction(layer.num_groups) * new[0] / plain  # as many channels in a group as before, if possible
+        groups = int(kept) if kept.denominator == 1 else math.gcd(layer.num_groups, new[0])
+        remark = f"{layer.num_groups} groups, {groups} in a member"
+        layer.num_groups = groups
+    for key, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+        if tensor is not None:
+            n.put(layer, key, new if tensor.shape == shape and key != "extra_eps" else tensor.shape)
+    n.note(name, layer, shape[:1], new[:1], remark=remark)
     return layer
 
 
@@ -312,14 +294,6 @@ def _recurrent(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     return layer
 
 
-def _prelu(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
-    plain = layer.num_parameters
-    layer.num_parameters = n.scaled(plain) if plain > 1 and place.inner else plain
-    n.put(layer, "weight", (layer.num_parameters,))
-    n.note(name, layer, (plain,), (layer.num_parameters,))
-    return layer
-
-
 def _unflatten(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     channels, *rest = layer.unflattened_size
     layer.unflattened_size = (n.scaled(channels), *rest)
@@ -335,14 +309,10 @@ def _transformer(n: Narrowing, name: str, layer: Any, place: Place) -> None:
 _RULES: tuple[tuple[Any, Callable[..., nn.Module | None]], ...] = (
     (nn.Linear, _linear),
     ((*CONVOLUTIONS, *TRANSPOSED), _convolution),
-    ((*BATCH_NORMS, *INSTANCE_NORMS), _norm("num_features")),
-    (nn.GroupNorm, _norm("num_channels")),
-    (FilterResponseNorm, _norm("channels")),
-    ((nn.LayerNorm, nn.RMSNorm), _shaped_norm),
+    ((*NORMS, FilterResponseNorm, nn.PReLU), _by_channel),
     ((nn.Embedding, nn.EmbeddingBag), _embedding),
     (nn.MultiheadAttention, _attention),
     ((nn.LSTM, nn.GRU, nn.RNN, *CELLS), _recurrent),
-    (nn.PReLU, _prelu),
     (nn.Unflatten, _unflatten),
     (nn.Transformer, _transformer),
 )

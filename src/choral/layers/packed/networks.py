@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError, did_you_mean
@@ -16,11 +16,10 @@ from choral.base.order import first_layers, output_last
 from choral.layers.convert import fits, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint
-from choral.layers.kernels.packed import Step, course_of, run_abreast, surroundings
-from choral.layers.packed.layers import PACKABLE, GroupedLinear, PackedLayer
-from choral.layers.packed.narrow import CELLS, Narrowing, Place, Width
+from choral.layers.kernels.packed import course_of, run_abreast, surroundings
+from choral.layers.packed.layers import PACKABLE, PackedLayer
+from choral.layers.packed.narrow import ENDS, Narrowing, Place, Width
 
-ENDS = (*WEIGHTED, GroupedLinear, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention, *CELLS)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -32,10 +31,10 @@ class PackedNetwork(Joint):
     """
 
     widths: tuple[Width, ...] = ()
-    _known: tuple[Any, list[Step] | None] | None = None
+    _known: tuple[Any, fx.Graph | None] | None = None
 
-    def course(self) -> list[Step] | None:
-        """Return the steps of running members abreast, read anew when anything that forward code may read has changed."""
+    def course(self) -> fx.Graph | None:
+        """Return the graph for running members abreast, read anew when anything that forward code may read has changed."""
         now = surroundings(self.network)
         if self._known is None or self._known[0] != now:
             self._known = now, course_of(self.network)
@@ -115,7 +114,7 @@ def pack(
             f"members={members}, width={width}, subgroups={subgroups}; give members and subgroups of at least 1 and a "
             "width above 0."
         )
-    places = _Places(network, first, last, leads=_block_leads(network) if whole_block_starts else set())
+    places = _places(network, first, last, _block_leads(network) if whole_block_starts else set())
     n = Narrowing(
         members=members,
         ratio=Fraction(width).limit_denominator(1000) / members,
@@ -123,25 +122,18 @@ def pack(
         minimum_channels=minimum_channels,
         generator=generator or torch.Generator().manual_seed(0),
     )
-    hidden: set[int] = set()
-    before = 0
 
     def replace(name: str, layer: nn.Module) -> nn.Module | None:
-        nonlocal before
-        place = places.of(name, before)
-        made = n.resize(name, layer, place)
+        made = n.resize(name, layer, places[name])
         if made is None:
             _refuse_unknown(name, layer)
             return None
-        sizes = n.widths[-1].plain
-        hidden.update(sizes[-1:] if not place.last else ())
-        before = sizes[-1] if isinstance(layer, ENDS) and not place.last else before
         held = any(t is not None for t in (*made._parameters.values(), *made._buffers.values()))
         return PackedLayer(made, members=members) if held and own_kind(made, PACKABLE) else made
 
     _refuse_frozen(network)
     tree = swap(network, replace)
-    _stack_rest(tree, n, hidden, axes or {})
+    _stack_rest(tree, n, axes or {})
     if subgroups > 1 and all(w.subgroups == 1 for w in n.widths):
         raise ConversionError(
             f"subgroups={subgroups} has no effect: no inner layer keeps minimum_channels={minimum_channels} input channels in "
@@ -153,28 +145,25 @@ def pack(
     return joint.train(network.training)
 
 
-class _Places:
-    """Where the layers of a network stand: which read the input, which give the output, which lie between."""
-
-    def __init__(self, network: nn.Module, first: Sequence[str], last: Sequence[str], *, leads: set[str]):
-        layers = [name for name, _ in ends_of(network)]
-        if not layers:
-            raise ConversionError(
-                f"{type(network).__name__} has no linear map, convolution or other layer with a width."
-            )
-        self._starts = named(layers, first, "first") or first_layers(layers)
-        self._stops = named(layers, last, "last") or layers[-1:]
-        self._order = {name: i for i, (name, _) in enumerate(network.named_modules())}
-        self._begin = min((self._order[name] for name in self._starts), default=-1)
-        self._end = max(self._order[name] for name in self._stops)
-        self._declared = min(self._order[name] for name in layers) == self._begin  # in the order in which they run
-        self._leads = leads
-
-    def of(self, name: str, before: int) -> Place:
-        """Return the place of a layer; `before` is the width of the layer before it."""
-        here, begin, end = self._order[name], self._begin, self._end
-        inner = not self._declared or (begin < here and (here < end or end < begin))
-        return Place(name in self._starts, name in self._stops, inner, name in self._leads, before)
+def _places(network: nn.Module, first: Sequence[str], last: Sequence[str], leads: set[str]) -> dict[str, Place]:
+    """Return where each module of a network stands."""
+    layers = [name for name, _ in ends_of(network)]
+    if not layers:
+        raise ConversionError(f"{type(network).__name__} has no linear map, convolution or other layer with a width.")
+    starts = named(layers, first, "first") or first_layers(layers)
+    stops = named(layers, last, "last") or layers[-1:]
+    order = {name: i for i, (name, _) in enumerate(network.named_modules())}
+    begin, end = min((order[name] for name in starts), default=-1), max(order[name] for name in stops)
+    declared = min(order[name] for name in layers) == begin  # in the order in which they run
+    return {
+        name: Place(
+            first=name in starts,
+            last=name in stops,
+            inner=not declared or (begin < here and (here < end or end < begin)),
+            starts_block=name in leads,
+        )
+        for name, here in order.items()
+    }
 
 
 def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -227,7 +216,7 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
         )
 
 
-def _stack_rest(tree: nn.Module, n: Narrowing, hidden: set[int], axes: Mapping[str, Sequence[int]]) -> None:
+def _stack_rest(tree: nn.Module, n: Narrowing, axes: Mapping[str, Sequence[int]]) -> None:
     """Stack the tensors that belong to modules of other kinds; the last axis that is as long as a hidden width is one."""
     used = set()
     for prefix, module in list(tree.named_modules()):
@@ -236,7 +225,7 @@ def _stack_rest(tree: nn.Module, n: Narrowing, hidden: set[int], axes: Mapping[s
                 continue
             name = f"{prefix}.{key}" if prefix else key
             shape = list(tensor.shape)
-            found = [i for i, size in enumerate(shape) if size in hidden and size > 1][
+            found = [i for i, size in enumerate(shape) if size in n.hidden and size > 1][
                 -1:
             ]  # features are the last axis
             if name in axes:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError
-from choral.layers.joint.norm import MemberBatchNorm
+from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm
 
 CASES = [
     (nn.BatchNorm1d(3), (6, 3)),

@@ -1,23 +1,22 @@
-"""Cut a plan into leaves: phases that one process trains without a fork between them.
+"""Cut a plan into leaves, the units of work of a run: phases that are trained without a fork between them.
 
-A stack's phases are cut at every fork. The part before it is a leaf that the branches of the fork begin from; so is the part behind
-it, which goes on from the same state. Every leaf begins from one other leaf, or from nothing.
+A stack of branches is cut at every fork. The part before it is a leaf that the branches of the fork begin from; so is the part behind
+it, which goes on from the same state. Every leaf begins from one other leaf, or from nothing, so a run is its leaves one after the
+other, and other processes may train them in any order that keeps each behind the one it goes on from.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from choral.base.values import from_dict
-from choral.engine.run import WIDEST
 from choral.plan.phases import Collect, Fork, Phase, Train
-from choral.plan.walk import Place, Visitor, collected, trainings, walk
-from choral.recipes.recipe import Recipe
+from choral.plan.walk import Place, Visitor, collected, walk
+
+WIDEST = 512  # branches stacked at once, at most
 
 
 @dataclass
 class Leaf:
-    """What one process trains at a time.
+    """What is trained in one go.
 
     Its path is where its first branch begins; `+3` for three more stacked with it, `@1` behind the first fork in it.
     """
@@ -26,15 +25,13 @@ class Leaf:
     branches: tuple[Place, ...]  # where they begin
     origins: tuple[Place, ...]  # the branches of `after` that each of them goes on from
     after: str | None  # path of the leaf it goes on from
-    steps: list[tuple[Phase, Place]] = field(
-        default_factory=list
-    )  # phases, each with its place from where the branches begin
+    steps: list[tuple[Phase, Place]] = field(default_factory=list)  # with places from where the branches begin
     members: list[int] = field(default_factory=list)  # numbers of those it collects
     is_parent: bool = False  # whether other leaves go on from it
 
     @property
     def folder(self) -> str:
-        """Where it keeps what it makes, below the run's place."""
+        """Where it keeps what it makes, below the run's place, if other processes may train it."""
         return f"leaves/{self.path.replace('/', '.')}"
 
     @property
@@ -45,7 +42,7 @@ class Leaf:
 
 @dataclass
 class _Stack:
-    """A stack on its way: where its branches begin, what they go on from, and the leaf it is in, None right behind a fork."""
+    """A stack on its way through the plan; `open` is the leaf it is in, None right behind a fork."""
 
     branches: tuple[Place, ...]
     origins: tuple[Place, ...]
@@ -59,10 +56,8 @@ class _Stack:
         return f"{self.branches[0]}{more}" + (f"@{self.parts}" if self.parts else "")
 
 
-def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
-    """Return the leaves of a plan, each behind the one it goes on from.
-
-    At most `stack` branches are trained together, or all of a fork where they stop `together`.
+def cut(plan: Phase, width: int) -> list[Leaf]:
+    """Return the leaves of a plan in the order in which it runs; at most `width` branches of a fork are trained together.
 
     >>> from choral.recipes import prune_and_tune
     >>> [(leaf.path, leaf.after) for leaf in cut(prune_and_tune(epochs=9, members=2).plan, 1)]
@@ -84,29 +79,16 @@ def cut(plan: Phase, stack: int, *, together: bool = False) -> list[Leaf]:
 
     def branches(node: Fork, suffix: Place, parents: _Stack) -> Iterator[tuple[Place, _Stack]]:
         if parents.open is not None:
+            parents.open.is_parent = True
             parents.latest, parents.open = parents.open, None
             parents.origins = parents.branches  # from here on, branches and what is behind the fork begin from them
         whole = [(place, i) for place in parents.branches for i in range(node.branches)]
-        width = WIDEST if together else max(1, stack)
+        origin = dict(zip(parents.branches, parents.origins))
         for start in range(0, len(whole), width):
             some = whole[start : start + width]
             begun = tuple((place + suffix).then("fork", i) for place, i in some)
-            origin = dict(zip(parents.branches, parents.origins))
             yield Place(), _Stack(begun, tuple(origin[place] for place, _ in some), parents.latest)
 
     root = _Stack((Place(),), (Place(),))
     walk(plan, root, Visitor(start=act, change=act, train=act, collect=act, branches=branches))
-    parents = {leaf.after for leaf in leaves}
-    for leaf in leaves:
-        leaf.is_parent = leaf.path in parents
     return leaves
-
-
-def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:
-    """Return the leaves of a run from its plan.json; functions of the user's can be called only in the recipe as it was given in Python."""
-    identity = plan["identity"]
-    recipe = recipe or from_dict(identity["recipe"])
-    assert isinstance(recipe, Recipe)
-    stop = identity.get("stop") or {}
-    selects = "held out" in identity and any(phase.select for phase in trainings(recipe.plan))
-    return cut(recipe.plan, plan["leaves"]["stack"], together=stop.get("by") == "ensemble" or selects)

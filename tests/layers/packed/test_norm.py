@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from choral.layers.joint.norm import member_norm
+from choral.layers.packed.layers import member_norm
 
 
 def test_each_member_has_its_own_statistics_and_shares_the_affine():
