@@ -139,10 +139,9 @@ class Apiece(nn.Sequential):
         """
         layer, kind = self.maps, type(self.maps)
         watched = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-        if (
-            type(layer) is not nn.Conv1d or watched or not isinstance(x, Tensor)
-        ):  # torch.fx traces with what is no tensor
+        if type(layer) is not nn.Conv1d or watched or not isinstance(x, Tensor):  # torch.fx traces with no tensor
             return super().forward(x)
+        assert layer.bias is not None  # made with one
         features = layer.groups
         weight = layer.weight.reshape(features, -1, layer.weight.shape[1])  # (feature, output, input)
         apart = x.unflatten(-1, (features, -1)).transpose(0, 1)  # (feature, batch, input)
