@@ -2,9 +2,10 @@
 
 import pytest
 
-from choral.testing import checks
+from choral.ensemble.ensemble import Ensemble
+from choral.testing import Trial, checks
 
-_FITS = {}
+_FITS: dict[str, tuple[Trial, Ensemble]] = {}
 _SEED = 3  # of the fit that `seed_decides` looks at first
 
 
