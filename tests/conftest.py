@@ -9,7 +9,7 @@ import torch
 
 torch.set_num_threads(1)
 CASES = 3
-"""Cases of one test that the quick suite runs, about."""
+"""Cases of one test that the quick suite runs, about; one if it is marked `slow`."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name, cases in tests.items():
         if not any(case.get_closest_marker("full") for case in cases):
             kept = _latin_square(cases)
-            step = -(-len(kept) // CASES)
+            step = -(-len(kept) // (1 if cases[0].get_closest_marker("slow") else CASES))
             quick = set(kept[zlib.crc32(name.encode()) % step :: step])
             for case in cases:
                 if case not in quick:

@@ -51,7 +51,7 @@ ORDER = [
 
 BUDGETS = {
     "": 1117,  # the modules beside the packages; 350 are choral.plots
-    "base": 2347,
+    "base": 2349,
     "masks": 702,
     "corruptions": 637,
     "metrics": 1186,
@@ -69,7 +69,7 @@ BUDGETS = {
     "engine": 6258,
     "cluster": 1078,
     "deploy": 1313,  # 575 are the server
-    "ensemble": 1406,
+    "ensemble": 1407,
     "testing": 339,
     "report": 1000,
     "comparison": 1151,

@@ -56,7 +56,7 @@ def trained(method: str, how: bool | None, x: Tensor, y: Tensor) -> choral.Ensem
     return choral.fit(lambda: Recomputing(how), (x, y), recipe, compute=choral.Compute(executor="sequential"))
 
 
-QUICK = ("single", "packed", "batch_ensemble", "bnn", "prune_and_tune")
+QUICK = ("single", "packed", "bnn")
 
 
 def sometimes(methods: list[str]) -> list[object]:
@@ -141,6 +141,7 @@ class Images(nn.Module):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", sometimes(["packed", "batch_ensemble", "masksembles", "emp", "mimo", "rank1_bnn", "ssbnn"])
 )

@@ -46,7 +46,7 @@ MISUSED = {
     "a missing value": (["fit", "wine", "--budget"], "--budget"),
     "both progress": (["fit", "wine", "--progress=3"], "--progress"),
     "a flag with a value": (["fit", "wine", "--json=1"], "--json"),
-    "no methods": (["compare", "--methods", ","], "methods is empty"),
+    "no methods": (["compare", "--methods", ","], "methods is"),
     "members of one": (["fit", "wine", "--method", "single", "--members", "3"], "--members is 3, but single"),
     "members of dropout": (
         ["fit", "wine", "--method", "mc_dropout", "--members", "3"],

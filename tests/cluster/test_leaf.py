@@ -114,6 +114,7 @@ def test_stacks_are_settled_once_and_give_the_bytes_of_the_vectorized_run(tmp_pa
         choral.prepare(build, (X, Y), recipe, run_dir=tmp_path / "two", stack=4, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 def test_early_stopping_is_that_of_one_process(by, tmp_path):
     recipe = make("deep_ensemble", budget=40, members=4, training=QUICK)

@@ -71,6 +71,7 @@ def check_same(tmp_path, build, data, recipe, **options):
     return rows, cut, whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_leaves_have_the_settings_of_all_forks_they_are_in(name, tmp_path):
     check_same(tmp_path, net, (X, Y), Recipe(name="r", plan=PLANS[name]), **OPTIONS)
@@ -97,6 +98,7 @@ WATCHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "watched"),
     [

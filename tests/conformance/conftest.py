@@ -1,10 +1,12 @@
 """One fit per method, problem and executor, shared by the checks of a worker."""
 
+from typing import Any
+
 import pytest
 
 from choral.testing import checks
 
-_FITS = {}
+_FITS: dict[str, Any] = {}
 _SEED = 3  # of the fit that `seed_decides` looks at first
 
 

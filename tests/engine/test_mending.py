@@ -73,6 +73,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_lost_damaged_and_swapped_members_of_a_finished_run_are_trained_again_to_the_same_bytes(

@@ -28,6 +28,7 @@ def members(count, executor, **options):
     return list(fit(build, (x, y), recipe, compute=Compute(executor=executor, threads=count), **options).states())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_members_agree_across_numbers_of_threads_to_rounding(executor):
     one, two, again = (members(t, executor) for t in (1, 2, 2))

@@ -141,6 +141,7 @@ class Normed(torch.nn.Module):
         return self.last(hidden + torch.ones(len(x), 1) / len(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [55, 90, 91])
 def test_a_last_batch_of_any_size_has_a_record_of_its_own(rows, monkeypatch):
     calls = watched(monkeypatch)

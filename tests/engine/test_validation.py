@@ -103,6 +103,7 @@ def test_training_does_not_notice_that_it_is_watched(name, executor):
     assert_same(flat(plain), flat(watched))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_what_is_measured_is_the_prediction_in_evaluation_mode_and_the_best_is_kept(executor, tmp_path):
     _, held = rows_of()
@@ -457,6 +458,7 @@ LIMITED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIMITED)
 def test_a_run_that_its_limit_ended_goes_on_to_the_members_of_an_unbroken_one(kind, tmp_path, monkeypatch):
     options, about = LIMITED[kind]

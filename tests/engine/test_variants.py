@@ -134,6 +134,7 @@ def test_drawn_settings_follow_from_the_place_and_more_branches_change_none():
         assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_stopped_and_resumed_it_is_the_same_to_the_byte(name):
     optimizer, rate, extra = OPTIMIZERS[name]

@@ -180,6 +180,7 @@ def test_weights_that_items_do_not_have_are_refused(data, weights, said):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
     y, outputs, likelihood = TASKS[name]

@@ -110,6 +110,7 @@ def test_the_noise_is_estimated_on_points_members_have_not_seen() -> None:
     assert (honest.likelihood.noise_std or 0) > 1.3 * (plain.likelihood.noise_std or 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_run_that_is_interrupted_ends_with_the_same_bytes(executor: Any, tmp_path: Path) -> None:
     data: Any = line(30)

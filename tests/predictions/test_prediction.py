@@ -175,6 +175,7 @@ def test_what_a_task_does_not_have_is_an_attribute_error_that_names_what_it_has(
 SCALE = TargetScale(mean=(10.0,), std=(5.0,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood",
     [

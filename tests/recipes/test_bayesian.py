@@ -283,6 +283,7 @@ def test_a_phase_without_annealing_has_the_full_penalty_from_its_first_step():
     assert losses[False] > 1.5 * losses[True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_momentum_is_carried_through_phases_if_asked_for(name):
     build, data = PROBLEMS["classification"]
@@ -297,6 +298,7 @@ def test_momentum_is_carried_through_phases_if_asked_for(name):
             assert not torch.equal(fresh["last.weight_mean"], carried["last.weight_mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_rho_and_gates_learn_at_rates_of_their_own(executor):
     """A rate of zero leaves them where they start; another factor moves them further."""
@@ -396,6 +398,7 @@ def pruned_network():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", get_args(Exploitation))
 @pytest.mark.parametrize("branches", [1, 2])
 def test_freezing_makes_exploitation_cheaper_and_branches_agree_across_executors(branches, schedule):

@@ -29,6 +29,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["classification", "regression"])
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[n for n, _ in OPTIONS])
 def test_options_train_alike_everywhere_and_are_saved(name, options, problem, tmp_path):

@@ -70,6 +70,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 8, 13, 17])
 def test_fge_goes_on_from_the_second_start_after_a_break(after, tmp_path):
     build, data = PROBLEMS["classification"]

@@ -14,7 +14,6 @@ def estimators(*names):
     return [kind(name, epochs=EPOCHS.get(name, 20), random_state=0) for kind in kinds for name in names]
 
 
-@pytest.mark.slow
 @parametrize_with_checks(estimators("auto"))
 def test_it_passes_the_checks_of_scikit_learn(estimator, check):
     check(estimator)

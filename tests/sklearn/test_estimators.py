@@ -72,6 +72,7 @@ class TestPredictions:
         assert std.min() > 100
         assert std.max() < 1e5
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("far", [1e9, 1e12])
     def test_targets_that_single_precision_cannot_tell_apart_are_learned(self, far):
         y = np.round((Y - 2e5) / 1e4)
@@ -158,13 +159,13 @@ class TestCalibration:
 
     def test_sets_hold_what_they_promise(self):
         draw = np.random.default_rng(1)
-        x = draw.normal(size=(900, 2))
-        y = np.array(["a", "b", "c"])[np.digitize(x[:, 0] + draw.normal(size=900), [-0.5, 0.5])]
-        model = classifier(epochs=2, validation_fraction=None).fit(x[:100], y[:100]).calibrate(x[100:500], y[100:500])
-        sets = model.predict_set(x[500:], level=0.8)
-        right = sets[np.arange(400), np.searchsorted(model.classes_, y[500:])]
-        assert sets.shape == (400, 3)
-        assert abs(right.mean() - 0.8) < 0.06
+        x = draw.normal(size=(2500, 2))
+        y = np.array(["a", "b", "c"])[np.digitize(x[:, 0] + draw.normal(size=2500), [-0.5, 0.5])]
+        model = classifier(epochs=2, validation_fraction=None).fit(x[:100], y[:100])
+        sets = model.calibrate(x[100:1100], y[100:1100]).predict_set(x[1100:], level=0.8)
+        right = sets[np.arange(1400), np.searchsorted(model.classes_, y[1100:])]
+        assert sets.shape == (1400, 3)
+        assert abs(right.mean() - 0.8) < 0.05
 
     def test_targets_of_another_shape_are_refused(self, fitted):
         with pytest.raises(ValueError, match=r"y has shape \(60, 2\), and predictions \(60, 1\)"):
@@ -315,6 +316,7 @@ class TestArrays:
 
 
 class TestWeights:
+    @pytest.mark.slow
     @pytest.mark.parametrize("make", [regressor, classifier])
     def test_whole_ones_are_rows_repeated_to_the_last_bit(self, make):
         y = WORDS if make is classifier else Y

@@ -63,6 +63,7 @@ def test_numbers_have_no_classes():
         balanced(load_problem(FRAME, target="a", holdout=None), "balanced")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [None, "bernoulli"])
 def test_probabilities_are_of_classes_as_common_as_their_weights(likelihood):
     """A column of noise says nothing, so every row gets the weighted share of the class."""

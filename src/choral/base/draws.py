@@ -55,7 +55,9 @@ def _hashed(n: int, first: Word, second: Word, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return _mix(_mix(torch.arange(n, dtype=torch.int32, device=device) * _signed(_GOLDEN) + first) + second)
     if isinstance(first, int):
-        return torch.from_numpy(_hashed_blocks(n, *(np.array([[word]], np.int32) for word in (first, second)))[0])
+        return torch.from_numpy(
+            _hashed_blocks(n, *(np.array([[_signed(word)]], np.int32) for word in (first, second)))[0]
+        )
     return _hashed_words(first, second, n)
 
 

@@ -97,7 +97,7 @@ class DatasetSource(Source):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         *,
         workers: int = 0,
         collate: Any = None,

@@ -179,7 +179,8 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
             return
         rules = tuple(from_dict(rule) for rule in header["posthoc"])
         shares = header["shares"] and tuple(map(float, header["shares"]))
-        found = OutOfFold(**{"weights": None} | tensors, networks=int(header["networks"]), shares=shares)
+        held: dict[str, Any] = {"weights": None, **tensors}
+        found = OutOfFold(**held, networks=int(header["networks"]), shares=shares)
         fitted = ensemble.with_posthoc(*rules)
     except (OSError, RunError, InputError, KeyError, TypeError, ValueError) as error:
         warn(f"the out-of-fold predictions in {path} are not loaded ({error}); call fit again to make them anew.")

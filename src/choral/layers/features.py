@@ -137,7 +137,7 @@ class Apiece(nn.Sequential):
         One batched product, since grouped convolutions go through their groups one by one: one row of 16 features in a tenth of the time, a
         training step in half. Whoever watches the convolution sees it called.
         """
-        layer: Any = self[1]
+        layer, kind = self.maps, type(self.maps)
         watched = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
         if (
             type(layer) is not nn.Conv1d or watched or not isinstance(x, Tensor)

@@ -150,6 +150,7 @@ def test_gradients_of_components_are_unbiased():
     torch.testing.assert_close(total / 400, wanted, atol=6 * x.sum(0).abs().max().item() * 0.43 / 20, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["layer", "scalar"])
 def test_learned_mixing_draws_by_its_probabilities_and_finds_the_good_component(assignment):
     mixture = Mixture(components=3, assignment=assignment, learned=True)
