@@ -1,6 +1,6 @@
 """One network distilled from an ensemble, beside the ensemble and one network trained on the labels: LeNet-S on CIFAR-10.
 
-    CHORAL_DATA=... python benchmarks/distil.py [--seeds 3] [--images 10000] [--unlabeled 20000] [--epochs 16]
+    CHORAL_DATA=... python benchmarks/distil.py [--seeds 3] [--images 10000] [--unlabeled 20000] [--epochs 16] [--runs FOLDER]
 
 The ensemble and the single network are trained on labels of the first images. One network is distilled on the same images for as many
 epochs, another one on further images too, whose labels nobody reads. `nearer` says whether test NLL and ECE of each lie nearer to the ensemble's than
@@ -10,6 +10,7 @@ Writes benchmarks/results/distil.json after every seed, and goes on with the see
 
 import argparse
 import time
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("seeds", 3), ("images", 10_000), ("unlabeled", 20_000), ("epochs", 16)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--runs", type=Path, default=None, help="Folder for run folders, from which it goes on.")
     asked = parser.parse_args()
     x, y, x_test, y_test = cifar10()
     labeled, whole = (x[: asked.images], y[: asked.images]), x[: asked.images + asked.unlabeled]
@@ -53,10 +55,16 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = held.get("seeds", {})
     for seed in range(len(found.get("single", [])), asked.seeds):
         options: dict[str, Any] = {"transforms": transforms, "validation": None, "progress": False}
-        teacher = choral.fit(models.lenet, labeled, several, seed=seed, **options)
-        made = {"ensemble": teacher, "single": choral.fit(models.lenet, labeled, one, seed=1000 + seed, **options)}
+
+        def run(name: str, seed: int = seed) -> Path | None:
+            return None if asked.runs is None else asked.runs / f"{name}-{seed}"
+
+        teacher = choral.fit(models.lenet, labeled, several, seed=seed, run_dir=run("ensemble"), **options)
+        alone = choral.fit(models.lenet, labeled, one, seed=1000 + seed, run_dir=run("single"), **options)
+        made = {"ensemble": teacher, "single": alone}
         for name, images in (("distilled", labeled[0]), ("distilled_unlabeled", whole)):
-            made[name] = choral.distil(teacher, models.lenet, images, one, seed=2000 + seed, progress=False)
+            how: dict[str, Any] = {"seed": 2000 + seed, "run_dir": run(name), "progress": False}
+            made[name] = choral.distil(teacher, models.lenet, images, one, **how)
         for name, ensemble in made.items():
             found.setdefault(name, []).append(row(ensemble, teacher, x_test, y_test))
             print(seed, name, {n: round(v, 4) for n, v in found[name][-1].items()}, flush=True)
@@ -70,7 +78,12 @@ def main() -> None:
             for name in means
             if name.startswith("distilled")
         }
-        content = {"settings": vars(asked) | {"members": MEMBERS}, "seeds": found, "means": means, "nearer": nearer}
+        content = {
+            "settings": {n: v for n, v in vars(asked).items() if n != "runs"} | {"members": MEMBERS},
+            "seeds": found,
+            "means": means,
+            "nearer": nearer,
+        }
         write("distil", content | {"cpu_seconds": round(time.process_time()) + held.get("cpu_seconds", 0)})
 
 
