@@ -51,14 +51,14 @@ ORDER = [
 
 BUDGETS = {
     "": 1117,  # the modules beside the packages; 350 are choral.plots
-    "base": 2349,
+    "base": 2351,
     "masks": 702,
     "corruptions": 637,
     "metrics": 1186,
     "calibration": 812,
     "predictions": 1560,
     "objectives": 2068,
-    "layers": 3739,
+    "layers": 3738,
     "compaction": 1426,
     "structures": 1363,
     "models": 1002,
@@ -73,7 +73,7 @@ BUDGETS = {
     "testing": 339,
     "report": 1000,
     "comparison": 1151,
-    "sklearn": 670,
+    "sklearn": 671,
     "cli": 1437,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""

@@ -116,7 +116,7 @@ def test_averaged_logits_take_one_temperature(classes):
     x, y = blobs(400, 1)
     corrected = twin.calibrated(x, y, temperature="ensemble")
     assert nll(corrected.predict(x).probs, y) <= nll(twin.predict(x).probs, y)
-    with pytest.raises(InputError, match="averages logits"):
+    with pytest.raises(InputError, match="no mixture of probabilities"):
         twin.calibrated(x, y, stacking=True)
 
 
@@ -130,7 +130,7 @@ def test_wrong_corrections_are_refused(classes, targets):
         targets.with_posthoc(Temperature())
     with pytest.raises(InputError, match="Training does not apply to classification"):
         classes.with_posthoc(QUICK)
-    with pytest.raises(InputError, match="2 stacking weights for 4 members"):
+    with pytest.raises(InputError, match="2 weights for 4 members"):
         classes.with_posthoc(StackingWeights(weights=(0.5, 0.5))).predict(x)
     with pytest.raises(InputError, match="does not apply to regression"):
         targets.calibrated(*line(50, 1), temperature="ensemble")

@@ -1,12 +1,11 @@
 """One fit per method, problem and executor, shared by the checks of a worker."""
 
-from typing import Any
-
 import pytest
 
-from choral.testing import checks
+from choral.ensemble.ensemble import Ensemble
+from choral.testing import Trial, checks
 
-_FITS: dict[str, Any] = {}
+_FITS: dict[str, tuple[Trial, Ensemble]] = {}
 _SEED = 3  # of the fit that `seed_decides` looks at first
 
 

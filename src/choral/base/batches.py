@@ -26,6 +26,8 @@ def tensor_of(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
+    if array.dtype.kind in "USO":
+        raise InputError(f"values such as {value!r:.40} are given; give numbers.")
     wide = array.dtype.char == "g"  # wider than torch knows
     array = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
     if array.flags.writeable or not isinstance(value, np.memmap):

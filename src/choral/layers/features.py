@@ -137,12 +137,11 @@ class Apiece(nn.Sequential):
         One batched product, since grouped convolutions go through their groups one by one: one row of 16 features in a tenth of the time, a
         training step in half. Whoever watches the convolution sees it called.
         """
-        layer, kind = self.maps, type(self.maps)
+        layer = self.maps
         watched = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-        if (
-            type(layer) is not nn.Conv1d or watched or not isinstance(x, Tensor)
-        ):  # torch.fx traces with what is no tensor
+        if type(layer) is not nn.Conv1d or watched or not isinstance(x, Tensor):  # torch.fx traces with no tensor
             return super().forward(x)
+        assert layer.bias is not None  # made with one
         features = layer.groups
         weight = layer.weight.reshape(features, -1, layer.weight.shape[1])  # (feature, output, input)
         apart = x.unflatten(-1, (features, -1)).transpose(0, 1)  # (feature, batch, input)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import check_is_fitted
 
 from choral.base.arguments import is_number, is_whole
@@ -128,6 +128,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         frame = inputs.read(self, X, y, reset=True)
         y = self._read_targets(y)
         check_consistent_length(frame, y, groups)
+        groups = None if groups is None else column_or_1d(groups)
         watched = X_val is None and share > 0 and inputs.counted(weights, len(y)) >= LEAST_ROWS
         chosen, weights = inputs.chosen_rows(frame, y, weights, repeat=not watched)
         frame = frame.iloc[chosen]
@@ -143,7 +144,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
             table,
             likelihood=likelihood,
             weights=self._weigh(targets, weights),
-            groups=None if groups is None else np.asarray(groups)[chosen].astype(str),
+            groups=None if groups is None else groups[chosen].astype(str),
         )
         held: Any = share if watched else 0.0
         if X_val is not None:
