@@ -1,5 +1,5 @@
 """
-Your CNN, calibrated and aware of strange inputs
+Your CNN: calibrated and OOD-aware
 ================================================
 
 Take a network as you wrote it, train four members for about the price of one, and compare what it says of digits and of

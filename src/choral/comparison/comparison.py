@@ -21,7 +21,7 @@ MEASURES = {
     "ece": "calibration",
     "coverage_error": "coverage of intervals",
     "c_nll": "likelihood on corrupted inputs",
-    "ood_auroc": "telling strange inputs apart",
+    "ood_auroc": "OOD detection",
 }
 POINT = ("accuracy", "rmse")
 CALIBRATION = ("ece", "coverage_error")
@@ -113,7 +113,7 @@ def _about(values: Values, method: str, baseline: str) -> str:
     for name, what in (("train_flops", "training"), ("predict_flops", "prediction")):
         own, held = (statistics.fmean(values[m].get(name, [0.0])) for m in (method, baseline))
         costs += [f"{own / held:.2g}x its {what}"] if own and held else []
-    return f"{method} beside {baseline}: {'; '.join(parts)}" + (f"; {' and '.join(costs)}." if costs else ".")
+    return f"{method} compared with {baseline}: {'; '.join(parts)}" + (f"; {' and '.join(costs)}." if costs else ".")
 
 
 def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> str:

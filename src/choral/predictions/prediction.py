@@ -31,7 +31,7 @@ class Predictive(ABC):
     Facts of a class: `task`, what it is called; `held`, the names of its tensors (member, batch, ...); `offers`, what
     `choral.Prediction` shows of it, the array it stands for first; `like_targets`, whether that has the shape of targets;
     `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `unsure`, what says how sure it is;
-    `alarming`, what `alarms` returns, and `alarm`, the one that tells strange inputs best; `rules`, the names of its conformal rules, the
+    `alarming`, what `alarms` returns, and `alarm`, the best score of out-of-distribution inputs; `rules`, the names of its conformal rules, the
     usual one first; `accepts`, the corrections it takes.
 
     Args:
