@@ -37,7 +37,7 @@ def test_what_to_use_is_the_best_that_is_not_worse_in_accuracy():
     assert "Level with it within noise: twin." in said[0]
     assert [s.split(" ")[0] for s in said[1:]] == ["sharp", "packed", "twin"]
     assert said[2] == (
-        "packed beside single: better in likelihood and calibration; within noise in accuracy; 1.2x its training and 4x its prediction."
+        "packed compared with single: better in likelihood and calibration; within noise in accuracy; 1.2x its training and 4x its prediction."
     )
     assert "worse in accuracy" in said[1]
 
