@@ -248,6 +248,18 @@ def test_networks_with_time_first_have_members_and_rows_of_their_own(method):
     alone(choral.fit(TimeFirst, (TOKENS, Y[:16]), brief(method)), TOKENS)
 
 
+@pytest.mark.parametrize("method", ["masksembles", "batch_ensemble"])
+def test_rows_that_divide_the_length_of_sequences_get_what_they_get_in_a_batch(method):
+    tokens = torch.randint(
+        12, (16, 12), generator=torch.Generator().manual_seed(3)
+    )  # 12 steps; 2 members of 1, 2, 3 rows
+    training = Training(lr=0.02, batch_size=16)
+    found = choral.fit(TimeFirst, (tokens, Y[:16]), recipes.make(method, budget=1, members=2, training=training))
+    whole = found.predict(tokens).probs
+    for rows in (1, 2, 3, 6):
+        assert torch.allclose(found.predict(tokens[:rows]).probs, whole[:rows], atol=1e-5), rows
+
+
 def test_rank_one_posteriors_refuse_time_first_where_members_would_be_mixed():
     with pytest.raises(ConversionError):
         choral.fit(TimeFirst, (TOKENS, Y[:16]), recipes.rank1_bnn(budget=1, members=2, training=CALM))

@@ -27,6 +27,7 @@ from choral.engine.inspect import (
     outputs_together,
 )
 from choral.engine.parts import Parts, check_parts
+from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.objectives.penalties import Objective, matches
@@ -223,9 +224,11 @@ def make_task(
         _check_patterns(recipe, network)
         try:
             return replace(task, findings=_inspected(task, source, recipe, plain))
-        except ChoralError:
+        except ChoralError as error:
             # a kernel that fails or computes something else is left out, where the choice is choral's: it is an optimization
-            if not isinstance(network, Joint) or not network.is_open or network.kernel == "loop":
+            if not isinstance(network, Joint) or network.kernel == "loop":
+                raise
+            if not network.is_open and not isinstance(error, CutError):
                 raise
             interface = replace(interface, avoids=(*interface.avoids, network.kernel))
 
@@ -247,6 +250,8 @@ def _inspected(task: Task, source: Source, recipe: Recipe, plain: Plain) -> Find
     found = inspect_training(network, task.structure, plain, loss, rows=rows and len(y), link=task.likelihood.link)
     if together is not None:
         check_alone(network, task.structure, plain.ready(x), together)
+    if isinstance(network, Joint) and network.is_cut and "matmul" not in task.blueprint.interface.avoids:
+        raise CutError("members cannot be folded into the batch of this network.")
     lost = lost_weights(task.blueprint, recipe)
     return replace(found, doubts=(lost, *found.doubts)) if lost else found
 

@@ -76,7 +76,8 @@ class Joint(nn.Module):
         self._ties = ties_of(network)
         self._trunk = 0 if own_inputs else _common(network, self.stacked)
         self._asked = kernel
-        self._cut: dict[int, bool] = {}  # whether forward code takes parts of so many rows
+        self.is_cut = False  # whether forward code was seen to take parts of a batch, or to put another axis before it
+        self._tried: set[int] = set()  # numbers of rows for which it was not
         self._avoided: tuple[str, ...] = ()
         self.choose_kernel()
 
@@ -85,8 +86,12 @@ class Joint(nn.Module):
         """Whether the kernel is left to choral."""
         return self._asked == "auto"
 
-    def avoid(self, kernels: Iterable[str]) -> None:
-        """Leave out kernels that a dry run showed to give something else than members alone, where the choice is open."""
+    def avoid(self, kernels: tuple[str, ...]) -> None:
+        """Leave out kernels that a dry run showed to give something else than members alone.
+
+        Where a kernel was asked for, only members that cannot be folded are run one after the other instead.
+        """
+        self.is_cut = "matmul" in kernels
         self._avoided = tuple(k for k in kernels if self.is_open)
         if self.kernel in self._avoided:
             self.choose_kernel()
@@ -170,27 +175,30 @@ class Joint(nn.Module):
             return mapped(params, buffers, index, x)
 
     def _matmul(self, x: Batch) -> Tensor:
-        """Run members folded into the batch; one after the other where forward code takes parts of a batch (ghost batch norm)."""
-        rows = batches.leaves(x)[0].shape[1 if self.own_inputs else 0]
-        if self.training and rows not in self._cut:  # a pass in training mode cannot be taken back
-            self._cut[rows] = self._is_cut(x, rows)
-        try:
-            outputs = self._loop(x) if self._cut.get(rows) else self._folded(x, rows)
-        except CutError:
-            if self.training:
-                raise
-            self._cut[rows] = True
-            return self._loop(x)
-        self._cut.setdefault(rows, False)
-        return outputs
+        """Run members folded into the batch; one after the other where forward code takes parts of it, or computes time first.
 
-    def _is_cut(self, x: Batch, rows: int) -> bool:
-        try:
+        Another number of rows may divide the axis that comes first, which would mix members without an error: one error decides for all.
+        """
+        rows = batches.leaves(x)[0].shape[1 if self.own_inputs else 0]
+        if (
+            self.training and not self.is_cut and rows not in self._tried
+        ):  # a pass in training mode cannot be taken back
             with evaluating(self.network), torch.no_grad(), draws.keyed(0):
-                self._folded(x, rows)
+                self._try(x, rows)
+        if self.training and not self.is_cut:
+            return self._folded(x, rows)
+        outputs = None if self.is_cut else self._try(x, rows)
+        return self._loop(x) if outputs is None else outputs
+
+    def _try(self, x: Batch, rows: int) -> Tensor | None:
+        """Return the outputs of folded members; None where they cannot be folded."""
+        try:
+            outputs = self._folded(x, rows)
         except CutError:
-            return True
-        return False
+            self.is_cut = True
+            return None
+        self._tried.add(rows)
+        return outputs
 
     def _folded(self, x: Batch, rows: int) -> Tensor:
         def folded(t: Tensor) -> Tensor:
