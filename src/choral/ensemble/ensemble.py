@@ -16,7 +16,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, did_you_mean
+from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, no_attribute
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -209,10 +209,7 @@ class Ensemble:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            known = [n for n in dir(self) if not n.startswith("_")]
-            instead = {"predict_proba": "predict(x).probs", "score": "evaluate(x, y)"}.get(name)
-            hint = f" Write ensemble.{instead}." if instead else did_you_mean(name, known)
-            raise AttributeError(f"an ensemble has no {name!r}; it has {', '.join(known)}.{hint}")
+            raise AttributeError(no_attribute("an ensemble", name, [n for n in dir(self) if not n.startswith("_")]))
 
     @guarded
     def _outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:
@@ -292,7 +289,7 @@ class Ensemble:
         if self.table is not None and self.table.columns and is_frame(x):
             y = self.table.targets(as_frame(x, "x"), path="x") if y is None else self.table.targets_of(y)
         if y is None:
-            raise InputError("y is None; give the labels or targets of x.")
+            raise InputError("y is None; give the labels or targets of x: evaluate(x, y).")
         return arranged(y, self._interface.columns, "y")
 
     @guarded
