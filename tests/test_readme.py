@@ -79,6 +79,13 @@ def test_every_make_target_exists(page):
 _NUMBER = re.compile(r"-?\d+\.?\d*")
 
 
+def agree(printed: str, shown: str) -> None:
+    """Compare what a snippet prints with what its page shows: the same words, and numbers that differ by rounding."""
+    assert _NUMBER.sub("#", printed).split() == _NUMBER.sub("#", shown).split()
+    numbers = [[float(n) for n in _NUMBER.findall(text)] for text in (printed, shown)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.003)  # processors round differently
+
+
 @pytest.mark.slow
 def test_what_python_is_shown_prints_what_is_shown(tmp_path):
     code, printed = blocks("README.md", "python"), blocks("README.md", "text")
@@ -89,9 +96,7 @@ def test_what_python_is_shown_prints_what_is_shown(tmp_path):
             said = io.StringIO()
             with contextlib.redirect_stdout(said):
                 exec(block, names)
-            assert _NUMBER.sub("#", said.getvalue()).split() == _NUMBER.sub("#", shown).split()
-            numbers = [[float(n) for n in _NUMBER.findall(text)] for text in (said.getvalue(), shown)]
-            assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.003)  # processors round differently
+            agree(said.getvalue(), shown)
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "digits.choral"}
 
 
