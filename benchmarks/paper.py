@@ -11,8 +11,8 @@ marked as one, and the page (docs/fidelity.md) does not count it.
 """
 
 import argparse
+import ast
 import hashlib
-import importlib
 import inspect
 import json
 import math
@@ -37,6 +37,7 @@ from choral.data import HorizontalFlip, Normalize, PadCrop, Transform
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.predictions import Predictive, brief_of, scores_of
+from choral.recipes import METHODS
 from choral.recipes.recipe import Recipe
 from cifar import pruning
 from machine import RESULTS, machine
@@ -180,17 +181,21 @@ def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tup
 
 @cache
 def code_of(method: str) -> str:
-    """Return a digest of the code of a recipe and of its structure.
+    """Return a digest of the code of a recipe and of its structure, without comments and docstrings.
 
     A line is stale if it was made with other code. The digest says so without the history of the repository, which an archive or a
     shallow clone does not have; the commit is kept beside it.
     """
-    module = importlib.import_module(f"choral.recipes.{method}")
-    structure = getattr(module, method)().structure
-    files = {Path(inspect.getfile(part)) for part in (module, type(structure))}
+    build = METHODS[method].build
+    files = {Path(inspect.getfile(inspect.unwrap(build))), Path(inspect.getfile(type(build().structure)))}
     state = hashlib.blake2b(digest_size=8)
     for path in sorted(files):
-        state.update(path.read_bytes())
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]  # type: ignore[attr-defined]
+        state.update(ast.dump(tree).encode())
     return state.hexdigest()
 
 
