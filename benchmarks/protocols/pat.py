@@ -25,7 +25,7 @@ ACCURACY = {
 }
 
 
-def small_budget(network: str, data: str = "cifar10") -> tuple[Row, ...]:
+def small_budget(network: str, data: str = "cifar10", points: int | None = None) -> tuple[Row, ...]:
     """Return the five lines of Table 1 for a network: 16 epochs, Adam at 0.001, ensembles of eight."""
     text = ACCURACY.get((network, data), "- - - - -").replace(" ", "\n")
     found = figures(LABELS, ("accuracy",), text)
@@ -38,7 +38,7 @@ def small_budget(network: str, data: str = "cifar10") -> tuple[Row, ...]:
     )
     return tuple(
         Row(label=label, method=method, options=options, training=ADAM, epochs=16, network=network,
-            data=data, paper=found[label])
+            data=data, points=points, paper=found[label])
         for label, (method, options) in zip(LABELS, methods)
     )  # fmt: skip
 
@@ -142,6 +142,7 @@ PROTOCOLS = (
         id="pat-t1",
         title="Accuracy after 16 epochs",
         measures=("accuracy",),
+        quick=Scale(rows=small_budget("lenet_s", points=10_000), epochs=16, hours=0.2),
         cpu=Scale(
             rows=tuple(r for n in ("lenet_s", "lenet_m", "lenet_l") for r in small_budget(n)), epochs=16, hours=14
         ),
