@@ -142,7 +142,7 @@ PROTOCOLS = (
         id="pat-t1",
         title="Accuracy after 16 epochs",
         measures=("accuracy",),
-        quick=Scale(rows=small_budget("lenet_s", points=10_000), epochs=16, hours=0.2),
+        quick=Scale(rows=small_budget("lenet_s", points=5_000), epochs=16, hours=0.1),
         cpu=Scale(
             rows=tuple(r for n in ("lenet_s", "lenet_m", "lenet_l") for r in small_budget(n)), epochs=16, hours=14
         ),
