@@ -58,8 +58,10 @@ class Run:
     def fit(self, build: Any, data: Any, recipe: Any, **options: Any) -> choral.Ensemble:
         if self.alone and recipe is None:
             return choral.ensemble_of([build], data=data)
-        if self.alone and not (isinstance(recipe, choral.Recipe) and recipe.name == "single"):
-            recipe = "single"  # a name, or a plan that the page made
+        if self.alone and isinstance(recipe, str):
+            recipe = "single"
+        elif self.alone and recipe.name != "single":  # a plan that the page made
+            recipe = choral.recipes.single(epochs=recipe.epochs)
         return self._plain["fit"](build, data, recipe, **options | {"seed": self.seed})
 
     def fit_table(self, *args: Any, **options: Any) -> choral.Ensemble:

@@ -14,8 +14,9 @@ from choral import plots
 from choral.plan import Constant, Cosine
 from choral.tables.problems import load_problem
 
-first = choral.Train(epochs=10, schedule=Constant(0.05), optimizer=choral.SGD(), batch_size=64)
-again = choral.Train(epochs=6, schedule=Cosine(0.05), optimizer=choral.SGD(), batch_size=64, memory="carried")
+decay = choral.AdamW(weight_decay=0.1)
+first = choral.Train(epochs=30, schedule=Constant(0.005), optimizer=decay, batch_size=64)
+again = choral.Train(epochs=15, schedule=Cosine(0.005), optimizer=decay, batch_size=64, memory="carried")
 recipe = choral.Recipe(name="mine", plan=choral.seq(choral.Reset(), first, choral.repeat(4, again, choral.Collect())))
 print(choral.show(recipe))
 

@@ -204,7 +204,7 @@ def test_hostile_headers_are_one_sentence_at_once(case, saved, tmp_path):
     started = time.monotonic()
     with pytest.raises(RunError, match=message) as caught:
         choral.load(path)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     assert "\n" not in str(caught.value)
 
 

@@ -96,7 +96,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
     for spare in SPARE:
         if spare in kept and 1 + sum(widths[c] for c in kept) > console.width:
             kept.remove(spare)
-    say(title)
+    console.print(_plain(title), soft_wrap=not sys.stdout.isatty())
     shown, best = Table(), dict[str, Any]()
     for i, column in enumerate(kept):
         words = all(type(r.get(column)) is str for r in rows)
