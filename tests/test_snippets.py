@@ -52,6 +52,7 @@ class Run:
             patch.setattr(EnsembleRegressor, "fit", lambda *args, **options: self.estimate(*args, **options))
             for name in set(choral.recipes.METHODS) - {"single"} if alone else ():
                 patch.setattr(choral.recipes, name, one_network)
+            manual_seed(seed)
             exec("\n".join([GIVEN, code(page)]), {"__name__": "pasted"})
         self.printed = said.getvalue()
 

@@ -30,14 +30,13 @@ pytest.importorskip("uvicorn", reason="uvicorn is in the extra 'serve'")
 ABOUT: dict[str, object] = {"method": "toy", "task": "regression", "digest": "d", "classes": [], "table": None}
 
 
-def toy(seen=None, wait=0.0, gate=None):
-    """Return a model that sums its rows; a row that starts with 13 fails. It waits some seconds, and for a gate to open."""
+def toy(seen=None, gate=None):
+    """Return a model that sums its rows; a row that starts with 13 fails. It waits for a gate to open."""
 
     def run(inputs):
         x = inputs["x"]
         if seen is not None:
             seen.append(len(x))
-        time.sleep(wait)
         assert gate is None or gate.wait(60)
         if (x[:, 0] == 13).any():
             raise RuntimeError("thirteen")
