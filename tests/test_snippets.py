@@ -69,10 +69,11 @@ class Run:
         one = {"method": "single", "members": None} if self.alone else {}
         return self._plain["fit_table"](*args, **options | {"seed": self.seed} | one)
 
-    def compare(self, *args: Any, **options: Any) -> choral.Comparison:
-        if not self.alone:
-            self.tables.append(self._plain["compare"](*args, **options | {"seed": SEEDS}))
-        return self._plain["compare"](*args, **options | {"seed": 0, "budget": 1}) if self.alone else self.tables[-1]
+    def compare(self, build: Any, data: Any, methods: Any, **options: Any) -> choral.Comparison:
+        if self.alone or self.seed:  # all seeds are in the first run
+            return self._plain["compare"](build, data, ["single"], **options | {"seed": 0})
+        self.tables.append(self._plain["compare"](build, data, methods, **options | {"seed": SEEDS}))
+        return self.tables[-1]
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, Any]:
         scores = self._evaluate(*args, **options)

@@ -15,8 +15,8 @@ from choral.plan import Constant, Cosine
 from choral.tables.problems import load_problem
 
 decay = choral.AdamW(weight_decay=0.1)
-first = choral.Train(epochs=30, schedule=Constant(0.005), optimizer=decay, batch_size=64)
-again = choral.Train(epochs=15, schedule=Cosine(0.005), optimizer=decay, batch_size=64, memory="carried")
+first = choral.Train(epochs=40, schedule=Constant(0.02), optimizer=decay, batch_size=64)
+again = choral.Train(epochs=30, schedule=Cosine(0.02), optimizer=decay, batch_size=64, memory="carried")
 recipe = choral.Recipe(name="mine", plan=choral.seq(choral.Reset(), first, choral.repeat(4, again, choral.Collect())))
 print(choral.show(recipe))
 
