@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base import rng
-from choral.base.errors import DivergedError, InputError, RunError
+from choral.base.errors import DivergedError, RunError
 from choral.base.types import Build
 from choral.calibration import StackingWeights, bagged_selection
 from choral.data.sources import Source
@@ -370,8 +370,6 @@ def search(
         overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
         tell: gets a line about each candidate.
     """
-    if not candidates:
-        raise InputError("there are no candidates to choose from; name at least one method.")
     folder = None if run_dir is None else Path(run_dir)
     if folder is not None and (folder / "plan.json").exists():
         raise RunError(f"{folder} holds the run of one method; give another folder for a search, or name that method.")
