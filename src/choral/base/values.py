@@ -212,7 +212,9 @@ class _Portrait:
             return f"{_name(value)} of {self.of(value.__wrapped__)}"
         try:
             return self.of([type(value), value.__reduce_ex__(2)])
-        except Exception:  # a lock, an open file: nothing that could be stored, and a __reduce__ of the user's may fail in any way
+        except (
+            Exception
+        ):  # a lock, an open file: nothing that could be stored, and a __reduce__ of the user's may fail in any way
             return _name(value)
 
     def _class(self, kind: type) -> str:
