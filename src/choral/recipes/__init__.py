@@ -4,7 +4,7 @@ Every recipe takes these arguments; a docstring says more where they mean more:
 
 - `epochs`: length of one training; of each member where members are trained apart.
 - `budget`: epochs of all trainings together, instead of `epochs`.
-- `combine`: how members become one prediction of classes, 'probs' or 'logits' (`choral.recipes.recipe.Recipe`).
+- `combine`: how members become one prediction of classes, 'probs', 'logits' or 'vote' (`choral.recipes.recipe.Recipe`).
 - `training`: optimizer, learning rate, batch size and schedule (`choral.recipes.training.Training`), or 'paper'.
 
 Many take `members`, the networks or parts of a network that are members; `draws`, the passes that prediction averages;
