@@ -264,7 +264,7 @@ def prepared(
     if early_stopping is None and patience is not None:
         early_stopping = EarlyStopping(patience=patience)
     if early_stopping is None and share is not None:
-        early_stopping = defaults.stopping(len(problem.x_train), training.batch_size, by=by)
+        early_stopping = defaults.stopping(problem, training.batch_size, by=by)
     if early_stopping is not None and not restore_best:
         early_stopping = replace(early_stopping, restore_best=False)
     said = {option: value for option, value in settings.items() if value is not None}
