@@ -15,7 +15,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.text import short
 from choral.data.splitting import row_hashes, split, split_by_group, split_by_time
 from choral.data.tensors import TensorSource
-from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
+from choral.objectives.likelihoods import Likelihood, named
 
 if TYPE_CHECKING:
     from choral.tables.table import Table
@@ -91,7 +91,7 @@ class Problem:
     def task(self) -> str:
         """'classification' for integer targets, else 'regression'; with a likelihood, what that predicts."""
         if self.likelihood is not None:
-            return likelihood_named(self.likelihood).prediction.task
+            return named(self.likelihood).prediction.task
         return "classification" if self.y_train.dtype.kind in "iub" else "regression"
 
     @property
@@ -99,7 +99,7 @@ class Problem:
         """Outputs a network needs: one for each class, or mean and variance of each target, or what the likelihood says."""
         if self.likelihood is not None:
             y = np.concatenate([self.y_train, self.y_test]) if len(self.y_test) else self.y_train
-            return likelihood_named(self.likelihood).outputs_for(torch.tensor(y))
+            return named(self.likelihood).outputs_for(torch.tensor(y))
         if self.table is not None and self.table.classes:
             return len(self.table.classes)
         if self.task == "classification":
@@ -196,16 +196,6 @@ def _checked(x: np.ndarray, y: np.ndarray, where: str) -> np.ndarray:
             f"{where}: the inputs have shape {x.shape}; give (row, feature) or (row, channel, height, width), at least one of each."
         )
     return y.astype(np.int64) if y.dtype.kind == "b" else y
-
-
-def likelihood_named(name: str | Likelihood) -> Likelihood:
-    """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance. A value is returned as it is."""
-    if isinstance(name, Likelihood):
-        return name
-    known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
-    if name not in known:
-        raise InputError(f"there is no likelihood '{name}'; known: {', '.join(known)}.{did_you_mean(name, known)}")
-    return known[name]()
 
 
 def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Problem, dict[str, float]]:
