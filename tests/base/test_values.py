@@ -1,9 +1,11 @@
+import inspect
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
 
+import choral
 from choral import recipes
 from choral.base.errors import InputError
 from choral.base.values import Value, from_dict
@@ -84,3 +86,9 @@ def test_what_a_penalty_reads_is_a_fact_of_its_class():
     with pytest.raises(InputError, match="no argument 'slots'; it takes prior_std, scaled"):
         Anchored(slots=())  # type: ignore[call-arg]  # the mistake that is tried
     assert Anchored(prior_std=0.5).slots == ("anchor",)
+
+
+@pytest.mark.parametrize("kind", [Training, choral.EarlyStopping, choral.Compute])
+def test_help_and_tab_completion_see_the_arguments_of_a_value(kind):
+    names = [f.name for f in fields(kind) if f.init]
+    assert list(inspect.signature(kind).parameters) == names

@@ -65,6 +65,11 @@ class _Checked(ABCMeta):
                     check_type(cls.__name__, field.name, getattr(made, field.name), hints.get(field.name, Any))
             return made
 
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The arguments of a value's class, for `help` and tab completion."""
+            return _signature(cls)
+
 
 def _of_python(given: Any) -> Any:
     """Return numbers of numpy, alone or in tuples, lists and dicts, as those of Python, which files and messages can hold.
