@@ -53,7 +53,7 @@ NAMES: dict[str, type[Likelihood]] = {
 
 def named(given: Any) -> Likelihood:
     """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance. A likelihood is returned as it is."""
-    known = {"gaussian": LearnedGaussian, **NAMES}
+    known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
     if isinstance(given, Likelihood):
         return given
     if isinstance(given, str) and given in known:
