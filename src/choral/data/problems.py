@@ -152,7 +152,7 @@ def read_arrays(path: Path, *choices: tuple[str, ...]) -> list[np.ndarray]:
     raise InputError(f"{path} holds {', '.join(shapes) or 'nothing'}; give {wanted}.")
 
 
-def from_npz(path: Path, likelihood: str | None) -> Problem:
+def from_npz(path: Path) -> Problem:
     """Return the problem of an .npz file with x_train, y_train, x_test and y_test."""
     x_train, y_train, x_test, y_test = read_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
     y_train = _checked(x_train, y_train, f"{path}: x_train, y_train")
@@ -162,13 +162,6 @@ def from_npz(path: Path, likelihood: str | None) -> Problem:
             f"{path}: x_train has rows of shape {x_train.shape[1:]} and x_test of {x_test.shape[1:]}, y_train holds {y_train.dtype} and y_test "
             f"{y_test.dtype}; make them alike: whole numbers are classes, real numbers a regression."
         )
-    if y_train.dtype.kind != "f" and likelihood in (None, "categorical", "ordinal"):
-        labels = np.unique(np.concatenate([y_train, y_test]))
-        if labels[-1] + 1 > 2 * len(labels) + 10:
-            raise InputError(
-                f"{path}: y holds {len(labels):,} different labels up to {labels[-1]:,}, and a network has one output for each number up to the "
-                "highest; number the classes 0, 1, 2, ..., or give real numbers for a regression."
-            )
     return Problem(path.name, x_train, y_train, x_test, y_test)
 
 
@@ -219,8 +212,6 @@ def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Proble
     else:
         each = dict.fromkeys(names, 1.0) | _given(asked, names)
     weights = np.array([each[n] for n in names])[labels]
-    if not weights.any():
-        raise InputError(f"class weights are {asked!r}, which count no training row; give one class more than 0.")
     return replace(problem, weights=weights if problem.weights is None else weights * problem.weights), each
 
 

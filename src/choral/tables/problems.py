@@ -166,7 +166,7 @@ def load_problem(
     else:
         assert path is not None
         known = data in BUILT_IN
-        problem = built_in(data, holdout, seed) if known else from_npz(path, likelihood)
+        problem = built_in(data, holdout, seed) if known else from_npz(path)
         table = Table(seen=Seen.of(problem.x_train, problem.y_train), origin=origin_of(data, holdout) if known else "")
         problem = replace(problem, table=table)
     return replace(problem, likelihood=likelihood)
