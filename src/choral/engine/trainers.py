@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vmap
 from torch.fx import GraphModule, Node
 
 from choral.base import batches, devices, draws, rng
-from choral.base.batches import Batch, vmap
+from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import ChoralError, InputError, RunError
 from choral.base.types import Params
