@@ -10,7 +10,7 @@ from choral.recipes.recipe import Recipe
 PLAN = seq(Reset(), Collect())
 
 
-@pytest.mark.parametrize("word", ["probs", "logits"])
+@pytest.mark.parametrize("word", ["probs", "logits", "vote"])
 def test_recipes_keep_the_word_when_they_are_written_and_read(word):
     named = Recipe(name="r", plan=PLAN, combine=word)
     assert from_dict(named.to_dict()) == named

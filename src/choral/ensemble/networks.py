@@ -63,7 +63,7 @@ def ensemble_of(
         likelihood: what the outputs mean, as in `choral.fit`.
         transforms: transforms of inputs that the networks expect, as in `choral.fit`.
         target, output: which part of the data and of what the networks return counts, as in `choral.fit`.
-        combine: how members become one prediction of classes, 'probs' or 'logits'.
+        combine: how members become one prediction of classes, 'probs', 'logits' or 'vote'.
     """
     if not isinstance(networks, Sequence | nn.ModuleList) or isinstance(networks, str) or not networks:
         raise InputError(

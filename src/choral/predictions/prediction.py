@@ -164,7 +164,7 @@ class Predictive(ABC):
         if not self.mixes:
             raise InputError(
                 f"this ensemble predicts {self.task} by an average that is no mixture of probabilities: there is no log score by which members "
-                "could be selected, weighed or cooled one by one; leave select, stacking and temperature='member' out."
+                "could be selected, weighed or cooled one by one; leave select, stacking and temperature (of a vote; temperature='member' of mean logits) out."
             )
 
     @property

@@ -20,7 +20,7 @@ from choral.structures import Independent, Structure
 P = ParamSpec("P")
 
 
-Combine = Literal["probs", "logits"]
+Combine = Literal["probs", "logits", "vote"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,8 @@ class Recipe(Value):
         structure: how members share weights and read a batch.
         objective: what one training step minimizes.
         combine: how members, and draws of a member, become one prediction of classes: 'probs' averages their probabilities (a
-            mixture), 'logits' their logits (a geometric mean). Regression averages means and variances with both.
+            mixture), 'logits' their logits (a geometric mean); 'vote' counts their likeliest classes, and the mean of their probabilities
+            decides ties. Regression averages means and variances with all of them.
         enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.cost.enough`).
     """
 
