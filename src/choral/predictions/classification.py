@@ -347,6 +347,8 @@ class MultiLabel(Probabilities):
     """
 
     task: ClassVar[str] = "labels"
+    alone: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
+    followed: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
     rules: ClassVar[tuple[str, ...]] = ("labels",)
     accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
 
@@ -424,14 +426,11 @@ class MultiLabel(Probabilities):
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return the means of `row_scores`, calibration over all labels, and the measures of members alone."""
-        parts = [self.of_rows(rows).row_scores(targets) for rows in self.rows_by_member()]
-        alone = {f"member_{n}": sum(float(p[n].mean()) for p in parts) / len(parts) for n in ("accuracy", "nll")}
-        return means_of(self.row_scores(targets)) | {"ece": metrics.ece(*self._two_classes(targets))} | alone
+        return super().scores(targets) | {"ece": metrics.ece(*self._two_classes(targets))}
 
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return accuracy, nll and ece."""
-        found = means_of(self.row_scores(targets)) | {"ece": metrics.ece(*self._two_classes(targets))}
-        return {n: found[n] for n in ("accuracy", "nll", "ece")}
+        return super().brief(targets) | {"ece": metrics.ece(*self._two_classes(targets))}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the reliability table over all labels, and of a single label how well its two classes are told."""
