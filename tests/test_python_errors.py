@@ -67,7 +67,7 @@ REFUSED = {
     ),
     "two arrays to compare on": (lambda: api.compare(build, (X, Y), ["single"]), r"\(x_train, y_train, x_test, y_test\)"),
     "the same seed twice": (lambda: api.compare(build, (X, Y, X, Y), ["single"], seed=(0, 0)), r"such as \(0, 1, 2\)"),
-    "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), "methods is empty"),
+    "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), r"methods is \[\]"),
     "methods of another kind": (lambda: api.compare(build, (X, Y, X, Y), [3]), "3"),
     "too few epochs for a method": (
         lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], budget=1, training=QUICK), "snapshot: 1 epochs in all are too few"),
@@ -94,7 +94,7 @@ PREDICTED = {
     "too wide": (lambda e: e.predict(np.zeros((4, 7))), r"\(4, 7\)"),
     "one flat row": (lambda e: e.predict(X[0]), r"\(3,\)"),
     "words": (lambda e: e.predict([["a", "b", "c"]]), "not numbers"),
-    "nothing": (lambda e: e.predict(None), "None"),
+    "nothing": (lambda e: e.predict(None), "not numbers"),
     "NaN": (lambda e: e.predict(torch.full((2, 3), torch.nan)), "NaN"),
     "a batch of nothing": (lambda e: e.predict(X, batch_size=0), "batch_size is 0"),
     "an odd device": (lambda e: e.predict(X, device="warp"), "device is 'warp'"),
