@@ -56,7 +56,7 @@ BUDGETS = {
     "corruptions": 637,
     "metrics": 1186,
     "calibration": 789,
-    "predictions": 1525,
+    "predictions": 1533,
     "objectives": 2068,
     "layers": 3738,
     "compaction": 1426,
@@ -65,16 +65,16 @@ BUDGETS = {
     "plan": 3198,
     "recipes": 2274,
     "data": 1660,
-    "tables": 2437,
+    "tables": 2521,
     "engine": 6258,
     "cluster": 1078,
     "deploy": 1313,  # 575 are the server
-    "ensemble": 1339,
+    "ensemble": 1345,
     "testing": 339,
     "report": 1000,
-    "comparison": 1135,
-    "sklearn": 656,
-    "cli": 1432,
+    "comparison": 1130,
+    "sklearn": 638,
+    "cli": 1433,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 
