@@ -344,6 +344,6 @@ def test_a_file_of_the_users_stays_where_a_new_run_would_write(name, text, tmp_p
     (run_dir / name).write_text(text)
     words = ("fit", table, "--target", "y", "--method", "single", "--budget", 2, "--out", run_dir)
     told = choral(*words, expect=2).stderr
-    assert f"{name}, which no run of choral wrote" in told
+    assert f"{name} but no plan.json that choral wrote" in told
     assert (run_dir / name).read_text() == text
     assert not (run_dir / "plan.json").exists()

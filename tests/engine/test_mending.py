@@ -230,9 +230,9 @@ def test_members_without_their_plan_and_a_lost_or_other_table_are_refused(tmp_pa
     assert torch.equal(choral.load(tmp_path).predict(data[0]).mean, held)
     (tmp_path / "plan.json").unlink()
     for seed in (0, 1):
-        with pytest.raises(RunError, match=r"holds members but no plan\.json"):
+        with pytest.raises(RunError, match=r"holds .* but no plan\.json"):
             train(regression, data, recipe, run_dir=tmp_path, table=table, seed=seed)
-    with pytest.raises(RunError, match=r"holds members but no plan\.json"):
+    with pytest.raises(RunError, match=r"no plan\.json"):
         choral.load(tmp_path)
     for text in ("{}", "[1]", "{", '{"identity": {}}', "[" * 100_000):
         (tmp_path / "plan.json").write_text(text)

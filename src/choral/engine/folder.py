@@ -31,14 +31,14 @@ from choral.objectives.likelihoods import Likelihood
 from choral.tables.table import Table, table_from
 
 _PLAN = {
-    "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},
-    "environment": {"threads": int},
+    "identity": dict,
+    "environment": dict,
     "executor": str,
-    "network": (None, {"name": str, "arguments": dict}),
-    "table?": (None, str),
-    "extended?": {"counted": {str: float}},
-    "leaves?": {"stack": int},
-    "time_limit?": float,
+    "network": dict | None,
+    "table?": str | None,
+    "extended?": dict,
+    "leaves?": dict,
+    "time_limit?": int | float,
 }
 
 
@@ -94,56 +94,32 @@ def folder_name(name: str) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
-    """Return the checked plan of a run folder, None if it is a new one.
-
-    A folder with members but without a plan is refused: nothing says what they are members of.
-    """
+    """Return the checked plan of a run folder, None if it is a new one."""
     advice = (
         "put back a copy of it, or use another run_dir (--out), or on_existing='overwrite' (--overwrite) to start again"
     )
     plan = read_json(folder / "plan.json", advice=advice)
-    if plan is not None:
-        return dict(expect(plan, _PLAN, str(folder / "plan.json")))
-    held = ["members"] if any(MemberStore(folder / "members").files()) else []
-    held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
-    if held:
-        raise RunError(
-            f"{folder} holds {' and '.join(held)} but no plan.json, so nothing says which network, data and seed they come from; "
-            f"{advice}."
-        )
-    return None
+    return None if plan is None else dict(expect(plan, _PLAN, str(folder / "plan.json")))
 
 
 def check_ours(folder: Path, *, overwrite: bool = False) -> None:
-    """Raise RunError if a folder holds a file under a name that a run writes, which no run wrote, or the choice of a search."""
-    planned = (folder / "plan.json").exists()
-    if planned and not overwrite:
-        return
-    strange = next((folder / name for name in RUN_FILES if not _is_ours(folder / name)), None)
-    if strange is None and overwrite:
-        strange = MemberStore(folder / "members").strange(planned=planned)
-    if strange is not None:
-        raise RunError(
-            f"{folder} holds {strange.name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
-            "(--out)."
-        )
-    if not overwrite and (folder / "choice.json").exists():
+    """Raise RunError if a folder without a sealed plan holds anything under a name that a run writes, or the choice of a search."""
+    if (folder / "choice.json").exists() and not overwrite:
         raise RunError(
             f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or on_existing='overwrite' "
             "(--overwrite) to start again in this one."
         )
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether a file begins as choral's do, also one that was cut short; a whole JSON file has a seal."""
-    data = path.read_bytes() if path.exists() else b""
-    if path.suffix == ".html":
-        return not data or b"choral" in data
-    if path.suffix in (".choral", ".safetensors"):
-        return not data or data[8:9] == b"{"  # the header of tensors begins there
-    opening = b'{"time": ' if path.suffix == ".jsonl" else b'{\n "'
-    sealed = path.suffix == ".jsonl" or b'\n "sealed": {' in data or not data.rstrip().endswith(b"}")
-    return not data or (data.startswith(opening) and sealed)
+    plans = [folder / name for name in ("plan.json", "choice.json") if (folder / name).exists()]
+    if any(b'"sealed": {' in plan.read_bytes() for plan in plans):
+        return
+    held = [name for name in RUN_FILES if (folder / name).exists()]
+    held += ["members"] if any(MemberStore(folder / "members").files()) else []
+    held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
+    if held:
+        raise RunError(
+            f"{folder} holds {held[0]} but no plan.json that choral wrote, so nothing says whose it is, and this run would replace it; "
+            "move it away, put back a copy of plan.json, or use another run_dir (--out)."
+        )
 
 
 def belongs_to(folder: Path, path: Path) -> bool:

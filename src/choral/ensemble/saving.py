@@ -121,14 +121,14 @@ _HEADER = {
     "format": int,
     "recipe": dict,
     "likelihood": dict,
-    "inputs": ([dict], {str: [dict]}),
+    "inputs": list | dict,
     "interface": dict,
-    "network": (None, {"name": str, "arguments": dict}, [{"name": str, "arguments": dict}]),
-    "forms": [(None, dict)],
-    "table": (None, dict),
+    "network": dict | list | None,
+    "forms": list,
+    "table": dict | None,
     "info": dict,
-    "posthoc": [dict],
-    "fingerprint": FINGERPRINT,
+    "posthoc": list[dict],
+    "fingerprint": dict,
 }
 
 
@@ -147,7 +147,7 @@ def load_bytes(data: bytes, where: str, build: Builds | None = None, **options: 
         tensors, header = unpack_tensors(data, where)
         if "format" not in header:
             raise RunError(f"{where} is not a saved ensemble (a member of a run?); give a file made by Ensemble.save.")
-        expect(header, _HEADER, where)
+        expect(expect(header, _HEADER, where)["fingerprint"], FINGERPRINT, where)
         store, count = _members(tensors, header["forms"], where), len(header["forms"])
         table = table_from(header["table"], where)
         return _ensemble(header, store, count, build, where, table=table, info=header["info"], **options)
@@ -344,6 +344,7 @@ def _zoo(network: Any, recipe: Recipe, store: MemberStore, count: int, where: st
     specs = network if isinstance(network, list) else [network]
     stored = max(sum(p.numel() for p in store.get(i).params.values()) for i in range(count))
     for spec in specs:
+        expect(spec, {"name": str, "arguments": dict}, where)
         check_network(spec, recipe.structure.to_dict(), stored, where)
     made = tuple(functools.partial(models.rebuild, spec) for spec in specs)
     return made[0] if len(made) == 1 else made
