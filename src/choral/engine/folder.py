@@ -2,7 +2,6 @@
 
 plan.json      what is run: the identity every later call must repeat, and what was measured and settled at the start
 command.json   the words of `choral fit --prepare`, from which `choral run-leaf` reads the data again
-table.json     how a table's columns became inputs; the plan keeps its digest
 log.jsonl      one event on each line
 checkpoints/   where the run stands; empty once it is complete, and the moment a time limit ended it otherwise
 members/       one file for each collected network
@@ -28,14 +27,13 @@ from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
 from choral.engine.store import MemberStore
 from choral.objectives.likelihoods import Likelihood
-from choral.tables.table import Table, table_from
 
 _PLAN = {
     "identity": dict,
     "environment": dict,
     "executor": str,
     "network": dict | None,
-    "table?": str | None,
+    "table": dict | None,
     "extended?": dict,
     "leaves?": dict,
     "time_limit?": int | float,
@@ -44,7 +42,7 @@ _PLAN = {
 
 MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
 """Files that are made of finished members."""
-_BEGUN = ("plan.json", "command.json", "table.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
+_BEGUN = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
 RUN_FILES = (*_BEGUN, *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
 _COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept", "cut")
@@ -160,32 +158,6 @@ def read_costs(folder: Path) -> dict[str, Any]:
     """Return what a run cost, empty if nothing says it yet; RunError if the file is damaged."""
     held = read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
     return {name: held[name] for name in _COSTS if name in held}
-
-
-def check_table(folder: Path, plan: dict[str, Any], table: Table | None) -> None:
-    """Raise RunError if a table is another one than that of a run."""
-    digest = None if table is None else digest_of(table.to_dict())
-    if "table" in plan and plan["table"] != digest:
-        was, now = ("none" if d is None else f"that of digest {d[:12]}" for d in (plan["table"], digest))
-        raise RunError(
-            f"{folder} holds another run: its table was {was}, now {now}. Use another run_dir, or repeat the old call."
-        )
-
-
-def keep_table(folder: Path, table: Table | None) -> None:
-    """Write table.json, which a later call makes again if it was lost."""
-    if table is not None:
-        write_json(folder / "table.json", table.to_dict(), within=folder)
-
-
-def read_table(folder: Path, plan: dict[str, Any]) -> Table | None:
-    """Return the table of a run; RunError if it had one and it is lost, damaged or another's."""
-    path, advice = folder / "table.json", "run the same command again to make it anew"
-    table = read_json(path, advice=advice)
-    if "table" in plan and plan["table"] != (None if table is None else digest_of(table)):
-        what = "is missing" if table is None else "is not the one this run was begun with"
-        raise RunError(f"{path} {what}, and without it predictions would be in other units; {advice}.")
-    return table_from(table, str(path))
 
 
 def keep_likelihood(folder: Path, run: str, likelihood: Likelihood) -> None:

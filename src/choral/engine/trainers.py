@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch, vmap
 from choral.base.draws import Part
-from choral.base.errors import ChoralError, InputError, RunError
+from choral.base.errors import ChoralError, InputError
 from choral.base.types import Params
 from choral.engine.blueprint import state_of
 from choral.engine.identity import attributes
@@ -190,7 +190,6 @@ UNMAPPED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 """What torch.func stops with, or code of the user's under it, where networks cannot be trained stacked."""
 
 _MAPPED = ("vmap", "functorch")
-_GROUP = ("gloo/", "Connection closed by peer", "NCCL", "ProcessGroup")  # in what torch says of processes that are gone
 _JOINT = "members of this method are mapped by torch.func.vmap, which such code does not allow; use a method whose members are networks of their own"
 _STACKED = "members are trained together here, which such code may not allow; use executor='sequential'"
 _OWN = "mend it and give the same call again; finished parts of a run folder are kept"
@@ -199,11 +198,6 @@ _OWN = "mend it and give the same call again; finished parts of a run folder are
 def stopped(error: Exception, where: str, x: Batch, *, stacked: bool = False) -> ChoralError:
     """Return what to raise for an error of a training step: where in training it was, and which batch was read."""
     said = (str(error).strip().splitlines() or [""])[0]
-    if any(word in str(error) for word in _GROUP):
-        return RunError(
-            f"training stopped {where} where another process of the group was no longer heard of ({said}): it died, or stopped with an error of its "
-            "own; start all of them again, and the run goes on from its last checkpoint."
-        )
     advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
     return InputError(
         f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "

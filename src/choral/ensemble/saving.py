@@ -27,7 +27,7 @@ from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
 from choral.engine.files import expect, unpack_tensors
-from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
+from choral.engine.folder import read_costs, read_likelihood, read_plan, run_of
 from choral.engine.identity import FINGERPRINT, changes
 from choral.engine.store import MemberStore, state_from
 from choral.ensemble.ensemble import Ensemble
@@ -193,7 +193,9 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool, **options: A
             "likelihood": identity["likelihood"] if completed is None else completed.to_dict(),
             "posthoc": [w.to_dict() for w in weights],
         }
-        found = _ensemble(about, store, count, build, where, table=read_table(path, plan), info=info, **options)
+        found = _ensemble(
+            about, store, count, build, where, table=table_from(plan["table"], where), info=info, **options
+        )
         if completed is None and found.likelihood.estimates:
             _without_noise(path, partial=partial)
         return found
