@@ -292,7 +292,7 @@ def test_a_changed_table_is_refused(place, tmp_path):
     text = (run_dir / "plan.json").read_text()
     assert '"mean": ' in text
     (run_dir / "plan.json").write_text(text.replace('"mean": ', '"mean": 1'))
-    assert "plan.json is damaged or was changed" in refused("predict", run_dir, place / "t.csv")
+    assert "plan.json" in refused("predict", run_dir, place / "t.csv")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

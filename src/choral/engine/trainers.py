@@ -223,7 +223,7 @@ class _Trainer:
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
         self.steps = 0  # of the whole phase; set before mounting
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
-        self.lend = True  # whether it draws otherwise, from a generator it must be lent; found out on the first step
+        self.lend = task.findings.lends  # whether it draws otherwise, from a generator it must be lent
         self.params: Params = {}
         self.trained: Params = {}  # those that are not frozen
         self.mask: list[tuple[Tensor, Tensor]] = []  # parameters with zeros to keep, and where
@@ -314,12 +314,12 @@ class PlainTrainer(_Trainer):
         task = self.task
         x, y, weights = self._moved(x, y, weights)
         self._drop_gradients()
-        catch, lend = self.catch, self.lend
+        catch = self.catch
         whole = part is None and task.parts.accumulate == 1
         for piece in (Piece(x, y, weights),) if whole else task.parts.of(x, y, weights, task.likelihood, part):
-            lending = rng.seeded(self.key, "unkeyed", pace.step) if lend else nullcontext()
+            lending = rng.seeded(self.key, "unkeyed", pace.step) if self.lend else nullcontext()
             with (
-                lending as lent,
+                lending,
                 nullcontext() if part is None else task.parts.norms(part),
                 draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
@@ -327,7 +327,7 @@ class PlainTrainer(_Trainer):
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
                 )
                 loss = self.sharing.likelihood(total)
-            self.catch, self.lend = stream.caught > 0, bool(lent)
+            self.catch = stream.caught > 0
             self._add(loss, piece, pace.progress)
         if part is not None:
             task.parts.gather(self.trained)
