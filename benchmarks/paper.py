@@ -4,15 +4,15 @@
     python benchmarks/paper.py --list
     python benchmarks/paper.py --page
 
-A protocol (`protocols/`) says what is trained, on what and how it is judged, at two sizes: `cpu`, for two cores, and `paper`. Runs
+A protocol (`protocols/`) says what is trained, on what and how it is judged, at three sizes: `quick`, minutes on one core, `cpu`, hours on two, and `paper`. Runs
 resume, and tables share runs whose network, data, recipe and seed are equal. The table is written to benchmarks/results/paper/ID.json
 after every run; lines that this file holds are not run again unless asked for (`--again`). A trial (`--epochs`, `--points`) is
 marked as one, and the page (docs/fidelity.md) does not count it.
 """
 
 import argparse
+import ast
 import hashlib
-import importlib
 import inspect
 import json
 import math
@@ -37,6 +37,7 @@ from choral.data import HorizontalFlip, Normalize, PadCrop, Transform
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.predictions import Predictive, brief_of, scores_of
+from choral.recipes import METHODS
 from choral.recipes.recipe import Recipe
 from cifar import pruning
 from machine import RESULTS, machine
@@ -127,7 +128,9 @@ def corrupted(ensemble: Ensemble, row: Row, scale: Scale) -> dict[str, Any]:
 def strange(ensemble: Ensemble, prediction: Predictive, row: Row, scale: Scale) -> dict[str, float]:
     """Return AUROC and AUPR of all scores against another data set; those of the maximum probability have no suffix."""
     other = scale.ood if scale.ood != row.data else {"cifar10": "cifar100", "cifar100": "cifar10"}[row.data]
-    told = metrics.evaluate_ood(prediction.alarms(), predicted(ensemble, arrays(other)[2], row.draws).alarms())
+    told = metrics.evaluate_ood(
+        prediction.alarms(), predicted(ensemble, arrays(other)[2][: scale.test_rows], row.draws).alarms()
+    )
     names = (("ood_auroc", "auroc"), ("ood_aupr", "aupr_out"))
     found = {f"{name}_{score}": values[own] for score, values in told.items() for name, own in names}
     return found | {name: told["max_probability"][own] for name, own in names}
@@ -160,7 +163,7 @@ def losses(folder: Path) -> list[float]:
 
 def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tuple[str, ...]) -> dict[str, Any]:
     """Return all measures of a trained line."""
-    _, _, x_test, y_test = arrays(row.data)
+    _, _, x_test, y_test = (part[: scale.test_rows] for part in arrays(row.data))
     prediction = predicted(ensemble, x_test, row.draws)
     targets = prediction.targets(y_test)
     found = scores_of(prediction, targets, None) | calibration(prediction.probs, targets)
@@ -180,17 +183,21 @@ def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tup
 
 @cache
 def code_of(method: str) -> str:
-    """Return a digest of the code of a recipe and of its structure.
+    """Return a digest of the code of a recipe and of its structure, without comments and docstrings.
 
     A line is stale if it was made with other code. The digest says so without the history of the repository, which an archive or a
     shallow clone does not have; the commit is kept beside it.
     """
-    module = importlib.import_module(f"choral.recipes.{method}")
-    structure = getattr(module, method)().structure
-    files = {Path(inspect.getfile(part)) for part in (module, type(structure))}
+    build = METHODS[method].build
+    files = {Path(inspect.getfile(inspect.unwrap(build))), Path(inspect.getfile(type(build().structure)))}
     state = hashlib.blake2b(digest_size=8)
     for path in sorted(files):
-        state.update(path.read_bytes())
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]  # type: ignore[attr-defined]
+        state.update(ast.dump(tree).encode())
     return state.hexdigest()
 
 
@@ -256,7 +263,11 @@ def new_lines(
                 continue
             recipe = row.recipe(factor)
             measures = judged(*trained(row, recipe, seed, arguments), row, scale, protocol.measures)
-            settings = recipe.describe() | {"augmented": row.augmented, "draws": row.draws}
+            settings = recipe.describe() | {
+                "augmented": row.augmented,
+                "draws": row.draws,
+                "training_points": row.points,
+            }
             yield head | own | {"code": code_of(row.method), "measures": measures, "settings": settings}
 
 
@@ -325,7 +336,8 @@ def grouped(protocol: Protocol, lines: Lines) -> dict[tuple[str, str, str], Line
                 "rmce": metrics.relative_mean_corruption_error(errors, theirs, **clean),
                 "mce_by_corruption": metrics.corruption_errors(errors, theirs),
             }
-        groups.setdefault((line["network"], line["data"], line["label"]), []).append(line | {"measures": own})
+        network = line["network"].removesuffix("_silu")  # gated networks of SeBayS stand beside dense ones
+        groups.setdefault((network, line["data"], line["label"]), []).append(line | {"measures": own})
     return groups
 
 
@@ -342,7 +354,7 @@ def theirs(protocol: Protocol, scale: Scale | None, group: tuple[str, str, str],
     network, data, label = group
     if data == "uci":
         return protocol.figures.get(network, {}).get(label, {}).get(measure)
-    rows = [r for r in (scale.rows if scale else ()) if (r.network, r.data, r.label) == group]
+    rows = [r for r in (scale.rows if scale else ()) if (r.network.removesuffix("_silu"), r.data, r.label) == group]
     return rows[0].paper.get(measure) if rows else None
 
 
@@ -385,6 +397,23 @@ def failed(protocol: Protocol, lines: Lines) -> list[str]:
     return found
 
 
+def paired(protocol: Protocol, lines: Lines) -> list[str]:
+    """Return the differences that the paper's statements are about, paired by seed, with their standard errors."""
+    groups, found = grouped(protocol, lines), []
+    for network, data in dict.fromkeys((network, data) for network, data, _ in groups):
+        for claim in protocol.claims:
+            pair = [
+                {line["seed"]: line["measures"].get(claim.measure) for line in groups.get((network, data, label), [])}
+                for label in (claim.better, claim.worse)
+            ]
+            gains = [pair[0][s] - pair[1][s] for s in pair[0] if isinstance(pair[0][s], int | float) and s in pair[1]]
+            if len(gains) > 1:
+                mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
+                shown = f"{cell(mean, claim.measure)} ± {cell(error, claim.measure)} ({len(gains)} seeds)"
+                found.append(f"{network}: {claim.better} - {claim.worse} in {claim.measure}, {shown}")
+    return found
+
+
 def close(ours: Any, paper: Any, tolerance: float = 1e-9) -> bool:
     """Return whether a computed value is the paper's, up to the digits that it prints."""
     return ours == paper if isinstance(ours, str) else math.isclose(ours, paper, rel_tol=tolerance, abs_tol=1e-12)
@@ -420,7 +449,7 @@ def status(protocol: Protocol, results: Path) -> tuple[str, str]:
     if protocol.compute is not None:
         return _computed_status(protocol, lines)
     lines = [line for line in lines if line.get("epochs") is None and line.get("points") is None]
-    for name, word in (("paper", "reproduced"), ("cpu", "scaled")):
+    for name, word in (("paper", "reproduced"), ("cpu", "scaled"), ("quick", "scaled")):
         scale, own = protocol.scale(name), [line for line in lines if line["scale"] == name]
         if scale is None or not own:
             continue
@@ -431,6 +460,7 @@ def status(protocol: Protocol, results: Path) -> tuple[str, str]:
         notes = [
             f"stale: other code since {own[0]['commit'] or 'then'}" if stale else "",
             "; ".join(wrong),
+            "; ".join(paired(protocol, own)),
             f"{there} of {wanted} lines" if there < wanted else "",
             seen(protocol, scale, own),
             protocol.why,
@@ -513,7 +543,7 @@ def main() -> None:
     """Run a table, list all, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("id", nargs="?", choices=list(PROTOCOLS), metavar="ID", help="a table or figure, see --list")
-    parser.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
+    parser.add_argument("--scale", choices=("quick", "cpu", "paper"), default="cpu")
     parser.add_argument("--seeds", type=int, default=None, help="runs of each line; the protocol's by default")
     parser.add_argument("--only", default="", help="lines whose network, data or label contains this text")
     parser.add_argument(
@@ -540,6 +570,8 @@ def main() -> None:
         protocol = PROTOCOLS[arguments.id]
         lines = run(protocol, arguments)
         print(f"\n{protocol.id}: {protocol.title}\n{show(protocol, lines, protocol.scale(arguments.scale))}")
+        for difference in paired(protocol, lines):
+            print(difference)
         for wrong in failed(protocol, lines):
             print(f"differs: {wrong}")
 

@@ -143,3 +143,9 @@ def test_names_at_the_ends_of_lines_are_moved_apart():
     gaps = np.diff(list(heights.values()))
     assert gaps.min() > 0.02
     assert max(heights.values()) <= 1
+
+
+def test_dates_are_written_on_the_axis_of_a_dependence():
+    curve = {"column": "sold", "at": [18262.0, 18628.0], "values": ["2020-01-01", "2021-01-01"]}
+    ax = plots.dependence(curve | {"mean": [[1.0], [2.0]], "members": [[[1.0], [2.0]]]})
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["2020-01-01", "2021-01-01"]

@@ -73,6 +73,7 @@ class Scale:
         gpu: whether it needs one.
         ood: data that are out of distribution, 'cifar100' or ''.
         corruptions: kinds of corruption; severities: of each; corrupted_rows: test images that are corrupted.
+        test_rows: test points that count, the first ones; None is all.
         reference: whether the posterior of Hamiltonian Monte Carlo is compared with.
         splits: for tables of UCI sets, the function of `uci.py` that makes them, with `rows` empty.
         names: the UCI sets.
@@ -88,6 +89,7 @@ class Scale:
     corruptions: tuple[str, ...] = ()
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
     corrupted_rows: int = 10_000
+    test_rows: int | None = None
     reference: bool = False
     splits: str = ""
     names: tuple[str, ...] = ()
@@ -117,6 +119,7 @@ class Protocol:
         measures: what is printed of each line.
         cpu: what two cores can do; None if nothing.
         paper: the paper's own size.
+        quick: what one core does in minutes: fewer images, a smaller network, the same ratios.
         claims: what must come out.
         compute: for what holds without training: a function that returns lines {label, ours, paper}.
         why: what is to be said of it; of what cannot be run, the reason.
@@ -130,6 +133,7 @@ class Protocol:
     measures: tuple[str, ...] = ("accuracy", "nll")
     cpu: Scale | None = None
     paper: Scale | None = None
+    quick: Scale | None = None
     claims: tuple[Claim, ...] = ()
     compute: Callable[[], list[dict[str, Any]]] | None = None
     why: str = ""
@@ -138,8 +142,8 @@ class Protocol:
     figures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def scale(self, name: str) -> Scale | None:
-        """Return the protocol at 'cpu' or 'paper'."""
-        return self.cpu if name == "cpu" else self.paper
+        """Return the protocol at 'quick', 'cpu' or 'paper'."""
+        return {"quick": self.quick, "cpu": self.cpu, "paper": self.paper}[name]
 
 
 def figures(labels: tuple[str, ...], measures: tuple[str, ...], text: str) -> dict[str, dict[str, float]]:

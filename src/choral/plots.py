@@ -123,14 +123,15 @@ def label_ends(ax: "Axes", points: Iterable[tuple[float, float, str, Any]], *, s
 
 
 def reliability(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
-    """Draw accuracy by confidence; bars are the share of the rows in each bin, vertical lines the gap to perfect calibration."""
+    """Draw accuracy by confidence; bars and the size of points are the share of rows, vertical lines the gap to perfect calibration."""
     ax, table = _axes(ax), _stored(found, y, lambda p, t: p.details(t)["reliability"])
     edges, counts, sure, right = (np.array(table[n], float) for n in ("edges", "counts", "confidence", "accuracy"))
     held = counts > 0
     ax.bar(edges[:-1], counts / counts.sum(), np.diff(edges), align="edge", color=MUTED, alpha=0.25)
     ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(3, 2))
     ax.vlines(sure[held], np.minimum(sure, right)[held], np.maximum(sure, right)[held], color="C1", lw=1.6)
-    ax.plot(sure[held], right[held], "o-", color="C0", markersize=3.5)
+    ax.plot(sure[held], right[held], color="C0", lw=0.8)
+    ax.scatter(sure[held], right[held], s=4 + 50 * np.sqrt(counts / counts.sum())[held], color="C0", lw=0, zorder=3)
     ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy; share of rows (bars)")
     return ax
 
@@ -207,7 +208,7 @@ def ensemble_size(found: Any, y: Any = None, *, measure: str = "nll", ax: Ax = N
     held = {n: [row.get(n, 0.0) for row in rows] for n in ("members", measure, f"{measure}_std")}
     line(ax, held["members"], held[measure], held[f"{measure}_std"], **options)
     _thousands(ax)
-    ax.locator_params(axis="x", integer=True)
+    _log(ax, "{x:g}")
     ax.set(xlabel="members", ylabel=label(measure))
     return ax
 
@@ -349,7 +350,9 @@ def dependence(curve: Mapping[str, Any], *, output: int = -1, ax: Ax = None, uni
     ax.plot(curve["at"], members.T, color="C0", alpha=0.25, lw=0.8)
     ax.plot(curve["at"], means, color="C0", lw=1.8)
     _thousands(ax)
-    if not all(re.fullmatch(r"[-+.\deE]+", word) for word in curve["values"]):  # dates, or an order of words
+    if not all(
+        re.fullmatch(r"[-+]?[.\d]+(e[-+]?\d+)?", word) for word in curve["values"]
+    ):  # dates, or an order of words
         few = range(0, len(words), -(-len(words) // 4))
         ax.set_xticks([curve["at"][i] for i in few], [words[i] for i in few])
     ax.set(xlabel=short(str(curve["column"]), 30), ylabel=f"mean prediction{unit and f' ({unit})'}")

@@ -174,8 +174,7 @@ def test_the_sequential_plans_are_those_of_the_paper():
         found = [phase for phase, _ in written_out(make(name).plan)]
         trained = [(n.epochs, n.schedule.at(0), n.schedule.at(0.99)) for n in found if isinstance(n, Train)]
         assert trained == [(150, 0.1, 0.1)] + [(100, 0.01, pytest.approx(0.001))] * 3
-        apart = () if name == "bnn_sequential" else ("*gate_logit",)
-        assert all(n.optimizer == SGD(momentum=0.9, clip=1.0, apart=apart) for n in found if isinstance(n, Train))
+        assert all(n.optimizer == SGD(momentum=0.9, clip=1.0) for n in found if isinstance(n, Train))
         names = [type(n).__name__ for n in found]
         frozen = ["FreezeGates", "CompactGates"] if name == "sebays_freeze" else []
         kept = ["Train", *(["Recalibrate"] if name == "sebays_no_freeze" else []), "Collect"]
@@ -202,6 +201,33 @@ def test_statistics_of_kept_members_fit_the_gates_they_predict_with():
             torch.testing.assert_close(statistics[1], hidden.var(0), atol=0.05, rtol=0.05)
 
 
+@pytest.mark.parametrize("name", ["ssbnn", "sebays_no_freeze"])
+def test_gates_are_drawn_at_prediction_if_asked_for(name):
+    """With narrow posteriors and gates near one half, passes differ by their gates alone."""
+    problem = PROBLEMS["classification"]
+    spread = {}
+    for gates in ("median", "drawn"):
+        recipe = make(name, budget=4, members=1, draws=8, rho=-20.0, gamma=0.6, gates=gates, training=CALM)
+        ensemble = fit(problem.build, problem.data(), recipe)
+        probs = ensemble._predictive(problem.data()[0]).member_probs
+        spread[gates] = float(probs.std(0).max())
+    assert spread["median"] < 1e-4 < 1e-2 < spread["drawn"]
+
+
+def test_a_frozen_node_may_keep_the_weight_of_its_probability():
+    problem = PROBLEMS["classification"]
+    logits = {}
+    for kl in ("certain", "gamma"):
+        recipe = make("sebays_freeze", budget=6, members=2, gamma=0.8, frozen_kl=kl, training=CALM)
+        states = fit(problem.build, problem.data(), recipe).states()
+        logits[kl] = [torch.cat([p for n, p in s.params.items() if n.endswith("gate_logit")]) for s in states]
+    assert all((gates.abs() > 30).all() for gates in logits["certain"])
+    first, last = logits["gamma"]
+    assert torch.equal(first, last)  # gates are not trained after they are frozen
+    assert (first.sigmoid() > 0.5).all()
+    assert (first.sigmoid() < 1).all()
+
+
 def test_every_branch_begins_with_a_perturbation_of_its_own():
     found = written_out(make("sebays_freeze", members=4, branches=2).plan)
     names = [type(phase).__name__ for phase, _ in found]
@@ -218,8 +244,8 @@ def test_a_clip_the_user_chose_is_kept_and_a_missing_one_is_set():
 
 
 @pytest.mark.parametrize("name", ["ssbnn", "sebays_freeze", "sebays_no_freeze"])
-def test_gates_are_clipped_apart_unless_the_user_wants_one_norm(name):
-    for options, apart in (({}, ("*gate_logit",)), ({"clip_gates": "joint"}, ())):
+def test_gates_are_clipped_with_all_others_unless_the_user_wants_a_norm_of_their_own(name):
+    for options, apart in (({"clip_gates": "apart"}, ("*gate_logit",)), ({}, ())):
         found = [phase for phase, _ in written_out(make(name, **options).plan)]
         assert all(n.optimizer.apart == apart for n in found if isinstance(n, Train))
         for node in (n for n in found if isinstance(n, ResetStds)):

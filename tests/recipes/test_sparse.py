@@ -119,6 +119,18 @@ def test_constant_tuning_goes_on_at_the_last_rate_of_the_parent(schedule, rate):
     assert parent.schedule.rate(steps - 1, steps) == pytest.approx(rate)
 
 
+def test_a_tuning_rate_is_that_of_children_alone():
+    for training in (Training(), Training(lr=0.1, optimizer="sgd", schedule="linear_drop"), Training(lr=0.1, end=0.01)):
+        rates = {}
+        for tuning in ("constant", "one_cycle"):
+            recipe = prune_and_tune(epochs=60, tuning=tuning, tuning_lr=0.02, training=training)
+            parent, child = trainings(recipe.plan)[:2]
+            assert parent.schedule == trainings(prune_and_tune(epochs=60, training=training).plan)[0].schedule
+            rates[tuning] = [child.schedule.at(share) for share in (0.0, 0.1, 1.0)]
+        assert rates["constant"] == [0.02, 0.02, 0.02]
+        assert rates["one_cycle"] == pytest.approx([0.0002, 0.02, 2e-8])
+
+
 def test_constant_tuning_after_a_schedule_that_ends_at_zero_is_refused():
     with pytest.raises(InputError, match="parent's last rate, which is 0 with schedule='cosine'"):
         prune_and_tune(tuning="constant", training=Training(lr=0.1, optimizer="sgd", batch_size=128))

@@ -5,11 +5,13 @@ import html.parser
 import json
 import re
 import shutil
+import statistics
 
+import numpy as np
 import pytest
 
 from choral.comparison.comparison import difference
-from choral.report import write_report
+from choral.report import page, write_report
 from choral.report.content import collect
 from choral.report.figures import DARK, LIGHT, settings
 from choral.report.page import _MARKS as MARKS
@@ -198,6 +200,29 @@ def test_curves_are_means_over_seeds(seeds):
     first = json.loads((seeds[0] / "seed-2" / "single" / "evaluation.json").read_text())["evaluation"]["single"]
     assert content.parts("single", "risk")[2] == first["risk"]
     assert content.results["history"]["single"]["loss"]
+
+
+def test_tables_and_histograms_are_means_over_seeds(seeds):
+    content = collect(seeds[0])
+    (section,) = page._strange(content, content.methods)
+    (table,) = section.parts[0].tables
+    cells = dict(table.rows)["deep_ensemble"]
+    for name, cell in zip(table.head[1:], cells):
+        each = [part["scores"][name.replace(" ", "_")]["auroc"] for part in content.parts("deep_ensemble", "ood")]
+        assert len(each) == 3
+        assert cell.value == pytest.approx(statistics.fmean(each))
+    assert len(set(each)) > 1
+    assert "first seed" not in (seeds[0] / "report.html").read_text().lower()
+
+
+def test_histograms_of_seeds_are_averaged_in_common_bins():
+    one = {"of": "entropy", "edges": [1, 10, 100], "in": [0.25, 0.75]}
+    two = {"of": "entropy", "edges": [10, 100, 1000], "in": [0.5, 0.5]}
+    same = page._histogram([one], np.array([1, 10, 100]))
+    assert same["in"] == pytest.approx(one["in"])
+    assert "out" not in same
+    both = page._histogram([one, two], np.array([1, 10, 100, 1000]))
+    assert both["in"] == pytest.approx([0.125, 0.625, 0.25])
 
 
 def test_costs_that_are_equal_by_construction_are_not_drawn(seeds):

@@ -24,6 +24,7 @@ from choral.objectives.penalties import Penalty, matches
 
 MEAN, RHO = "_mean", "_rho"
 GATE, FROZEN = "gate_logit", "frozen_gate"
+FrozenKL = Literal["certain", "gamma"]
 
 # Far enough out that the gradients of gamma and of its KL vanish (below 1e-15), so a frozen gate costs a constant.
 _CERTAIN_LOGIT = 40.0
@@ -74,18 +75,19 @@ def freeze_gates(
     buffers: Params,
     *,
     rule: Literal["draw", "threshold"] = "draw",
+    kl: FrozenKL = "certain",
     generator: torch.Generator | None = None,
 ) -> tuple[Params, Params]:
-    """Return parameters and buffers in which every node gate is fixed to 0 or 1.
+    """Return parameters and buffers in which every node gate is fixed to 0 or 1; the buffer `frozen_gate` takes the value.
 
-    The buffer `frozen_gate` takes the value; the logit is set to the matching certainty (gamma of 0 or 1), so that the
-    spike-and-slab KL counts kept nodes fully, removed nodes not at all, and moves no gate any more. Gates that are
-    frozen already stay as they are.
+    Gates that are frozen already stay as they are.
 
     Args:
         params: one member's parameters.
         buffers: the same member's buffers.
         rule: "draw" draws each gate from Bernoulli(gamma) (the authors' code), "threshold" keeps gamma > 0.5.
+        kl: "certain" sets the logit to gamma 0 or 1, so that the spike-and-slab KL counts kept nodes fully, removed nodes not
+            at all, and moves no gate; "gamma" leaves it, so that the KL of a node keeps the weight gamma (the authors' code).
         generator: a CPU generator, needed by "draw".
     """
     params, buffers = dict(params), dict(buffers)
@@ -96,7 +98,8 @@ def freeze_gates(
             kept = gate > 0
         value = torch.where(frozen < 0, kept.to(frozen), frozen)
         buffers[name + FROZEN] = value
-        params[name + GATE] = ((value * 2 - 1) * _CERTAIN_LOGIT).to(gate)
+        if kl == "certain":
+            params[name + GATE] = ((value * 2 - 1) * _CERTAIN_LOGIT).to(gate)
     return params, buffers
 
 

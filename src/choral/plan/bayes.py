@@ -16,7 +16,7 @@ from torch import Tensor
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.compaction import Fold, Form, follow, plan_compaction, slice_params
-from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, freeze_gates, gate_keep, posteriors, rho_of, std_of
+from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, FrozenKL, freeze_gates, gate_keep, posteriors, rho_of, std_of
 from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 from choral.objectives.penalties import in_parameters, in_units
 from choral.plan.phases import Context, Operator
@@ -365,14 +365,17 @@ class FreezeGates(Operator):
     Args:
         rule: 'draw' draws each gate from its inclusion probability (the authors' code), 'threshold' keeps nodes whose
             probability is above one half.
+        kl: weight of a kept node's KL from then on: 1 ('certain'), or its inclusion probability ('gamma', the authors' code),
+            for which later trainings must leave the logits alone.
     """
 
     rule: Literal["draw", "threshold"] = "draw"
+    kl: FrozenKL = "certain"
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with certain gates."""
         generator = context.generator("gates")
-        params, buffers = freeze_gates(state.params, state.buffers, rule=self.rule, generator=generator)
+        params, buffers = freeze_gates(state.params, state.buffers, rule=self.rule, kl=self.kl, generator=generator)
         # a gate that is fixed has nothing left to move it
         memory = {n: torch.zeros_like(t) if n.endswith(GATE) and t.dim() else t for n, t in state.memory.items()}
         return state.having(params=params, buffers=buffers, memory=memory)

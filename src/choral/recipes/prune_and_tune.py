@@ -4,6 +4,7 @@ Reference: Whitaker & Whitley, "Prune and Tune Ensembles: Low-Cost Ensemble Lear
 Subnetworks", AAAI 2022, arXiv:2202.11782.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from choral.base.errors import InputError, warn
@@ -26,6 +27,7 @@ def prune_and_tune(
     unit: Literal["connection", "neuron"] = "connection",
     scope: Literal["layer", "global"] = "layer",
     tuning: Literal["one_cycle", "constant"] = "one_cycle",
+    tuning_lr: float | None = None,
     bagging: float | None = None,
     recalibrate: bool = False,
     keep_classifier: bool = True,
@@ -50,6 +52,7 @@ def prune_and_tune(
         unit: single weights, or whole neurons and filters: those members are stored and run as smaller networks.
         scope: by layer or over the whole network.
         tuning: 'one_cycle' (rate / 100, up to the rate over a tenth, down to a millionth) or 'constant' (the parent's last rate).
+        tuning_lr: the peak of 'one_cycle', or the rate of 'constant'; the parent's peak or last rate if None.
         bagging: part of the training points each child sees; all of them if None.
         recalibrate: estimate BatchNorm statistics again after pruning.
         keep_classifier: leave the output layer whole.
@@ -73,7 +76,8 @@ def prune_and_tune(
     body += [Recalibrate()] if recalibrate else []
     body += [Bag(fraction=bagging)] if bagging is not None else []
     start = [Start()] if parent == 0 else [Reset(), training.phase(parent)]
-    tune = training.phase(child, _schedule(tuning, training), least_steps=FEW_STEPS)
+    tuned = training if tuning_lr is None else replace(training, lr=tuning_lr, schedule="constant", end=0.0)
+    tune = tuned.phase(child, _schedule(tuning, tuned), least_steps=FEW_STEPS)
     plan = seq(*start, fork(members, *body, tune, Collect()))
     return Recipe(name="prune_and_tune", plan=plan, combine=combine)
 

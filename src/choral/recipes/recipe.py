@@ -182,16 +182,18 @@ def joint(
 def arguments_of(
     other: Callable[P, Recipe], *, but: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Recipe]], Callable[P, Recipe]]:
-    """Give a function of a method the arguments and defaults of another method, all or all `but` some."""
+    """Give a function of a method the arguments and defaults of another method, all or all `but` some, beside its own."""
     signature = inspect.signature(other)
     kept = [p for p in signature.parameters.values() if p.name not in but]
 
     def decorate(build: Callable[..., Recipe]) -> Callable[P, Recipe]:
+        own = [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
         @functools.wraps(build)
         def call(*args: P.args, **given: P.kwargs) -> Recipe:
             return build(*args, **{p.name: p.default for p in kept} | given)
 
-        call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(parameters=[*kept, *own])  # type: ignore[attr-defined]
         return call
 
     return decorate

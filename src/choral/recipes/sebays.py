@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from choral.base.errors import InputError
+from choral.objectives.kl import GATE, FrozenKL
 from choral.plan.bayes import CompactGates, FreezeGates, Perturb, ResetStds
 from choral.plan.operators import Recalibrate, Reset
 from choral.plan.phases import Collect, Operator, fork, repeat, seq
 from choral.plan.schedules import Constant, Cosine, Linear, Schedule, Steps, Triangles
 from choral.recipes.bnn import VARIATIONAL, gaussian, settings
 from choral.recipes.recipe import Combine, Recipe, arguments_of
-from choral.recipes.ssbnn import GateClipping, spike_slab
+from choral.recipes.ssbnn import GateClipping, PredictedGates, spike_slab
 from choral.recipes.training import FEW_STEPS, Paper, Training, too_few, total_epochs
 
 Exploitation = Literal["stepwise", "cosine", "linear_fge", "linear_1"]
@@ -44,7 +45,8 @@ def sebays_freeze(
     gamma: float = 0.99,
     temperature: float = 0.5,
     rho: float = -6.0,
-    clip_gates: GateClipping = "apart",
+    clip_gates: GateClipping = "joint",
+    frozen_kl: FrozenKL = "certain",
     rho_rate: float = 1.0,
     gate_rate: float = 1.0,
     kl_weight: float = 1.0,
@@ -77,6 +79,8 @@ def sebays_freeze(
         recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
         prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
+        frozen_kl: weight of the KL of a node that is kept: 1 ('certain'), or its probability when it was ('gamma', the
+            authors' code).
         anneal: share of the exploration over which the weight of the KL rises to its full size.
         training: its learning rate is that of the exploration; gradients are clipped as in `bnn`.
 
@@ -84,25 +88,26 @@ def sebays_freeze(
     of the next layer or by one closed node of each layer, so that outputs stay the same.
     """
     options = locals()
-    settled = (FreezeGates(rule=options.pop("freeze")), CompactGates())
+    settled = (FreezeGates(rule=options.pop("freeze"), kl=frozen_kl), CompactGates())
     return _sequential("sebays_freeze", spike_slab, settled=settled, **options)
 
 
-@arguments_of(sebays_freeze, but=("freeze",))
-def sebays_no_freeze(**options: Any) -> Recipe:
+@arguments_of(sebays_freeze, but=("freeze", "frozen_kl"))
+def sebays_no_freeze(*, gates: PredictedGates = "median", **options: Any) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
 
-    Args are those of `sebays_freeze`, without `freeze`; gates at prediction are as in `ssbnn`.
+    Args are those of `sebays_freeze`, without `freeze` and `frozen_kl`, and `gates` of `ssbnn`.
 
     Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
 
     >>> sebays_no_freeze(members=3, epochs=60).members
     3
     """
-    return _sequential("sebays_no_freeze", spike_slab, closing=(Recalibrate(),), **options)
+    closing = () if gates == "drawn" else (Recalibrate(),)
+    return _sequential("sebays_no_freeze", spike_slab, closing=closing, gates=gates, **options)
 
 
-@arguments_of(sebays_freeze, but=("freeze", "inclusion", "gamma", "temperature", "clip_gates", "gate_rate"))
+@arguments_of(sebays_freeze, but=("freeze", "inclusion", "gamma", "temperature", "clip_gates", "gate_rate", "frozen_kl"))
 def bnn_sequential(**options: Any) -> Recipe:
     """One mean-field Bayesian run that settles, is kept and is perturbed, again and again; nothing is pruned.
 
@@ -135,6 +140,7 @@ def _sequential(
     recalibrate: bool,
     combine: Combine,
     training: Training | Paper,
+    frozen_kl: FrozenKL = "certain",
     **options: Any,
 ) -> Recipe:
     """Return a sequential Bayesian ensemble.
@@ -153,8 +159,9 @@ def _sequential(
     first, each = split(epochs=epochs, explore_epochs=explore_epochs, exploit_epochs=exploit_epochs, members=members)
     chosen = settings(training, **options)
     explore = chosen.phase(first, Constant(chosen.peak))
+    after = chosen if frozen_kl == "certain" else chosen.with_rates(gate_logit=0.0).clipped_apart(f"*{GATE}")
     settle, again = (
-        chosen.phase(each, s, memory=memory, annealing=False, least_steps=2 * FEW_STEPS)
+        after.phase(each, s, memory=memory, annealing=False, least_steps=2 * FEW_STEPS)
         for s in schedules(schedule, chosen.peak)
     )
     fit_norms = [Recalibrate()] if recalibrate else []

@@ -15,6 +15,7 @@ from choral.recipes.training import Paper, Training
 from choral.structures import SpikeSlab
 
 GateClipping = Literal["apart", "joint"]
+PredictedGates = Literal["median", "drawn"]
 
 
 def ssbnn(
@@ -28,7 +29,8 @@ def ssbnn(
     gamma: float = 0.99,
     temperature: float = 0.5,
     rho: float = -6.0,
-    clip_gates: GateClipping = "apart",
+    clip_gates: GateClipping = "joint",
+    gates: PredictedGates = "median",
     rho_rate: float = 1.0,
     gate_rate: float = 1.0,
     kl_weight: float = 1.0,
@@ -50,19 +52,21 @@ def ssbnn(
         inclusion: prior probability that a node is in the network (lambda).
         gamma: inclusion probability every node starts with.
         temperature: of the relaxed gates (tau).
-        clip_gates: 'apart' clips the gradients of gates by a norm of their own; 'joint' (the authors' code) by that of
-            all gradients, of which a closed gate before BatchNorm takes nearly everything.
+        clip_gates: 'joint' (the authors' code) clips the gradients of gates by the norm of all gradients, of which a closed
+            gate before BatchNorm takes nearly everything; 'apart' by a norm of their own.
+        gates: at prediction: 'median' opens or closes a gate as is more likely, and estimates BatchNorm's statistics again for
+            that network; 'drawn' draws gates in every pass and keeps the statistics of training (the authors' code).
         gate_rate: factor of the learning rate for the logits of gates.
 
-    Differs from the paper: at prediction weights are drawn, but gates are open or closed as is more likely, and BatchNorm's
-    statistics are estimated again for that network, because those of training do not fit a node that is rarely in.
+    Differs from the paper: 'median' gates, because the statistics of training do not fit a node that is rarely in.
     """
-    return variational("ssbnn", spike_slab, (Recalibrate(),), **locals())
+    return variational("ssbnn", spike_slab, () if gates == "drawn" else (Recalibrate(),), **locals())
 
 
 def spike_slab(**options: Any) -> dict[str, Any]:
     """Return structure and objective of networks with node gates; arguments as in `ssbnn`."""
-    structure = SpikeSlab(**{n: options[n] for n in ("draws", "rho", "gamma", "temperature")})
+    drawn = options.get("gates") == "drawn"
+    structure = SpikeSlab(sampled_gates=drawn, **{n: options[n] for n in ("draws", "rho", "gamma", "temperature")})
     prior = {n: options[n] for n in ("prior_std", "inclusion", "anneal")}
     return {
         "structure": structure,

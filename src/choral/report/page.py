@@ -82,7 +82,7 @@ def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
     """Write report.html, figures/ and report.json from a run, a comparison or a folder of runs; return the page's path.
 
     The page holds everything it needs and asks the network for nothing. Figures are also written as SVG (light and dark)
-    and PNG. Every number on the page is in the report.json beside it.
+    and PNG. Every number on the page is in the report.json beside it, or a mean over seeds of numbers there.
 
     Args:
         folder: what `choral.fit` or `choral.compare` was given as run_dir.
@@ -102,7 +102,8 @@ def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
         for drawn in _pictures(sections):
             for name, data in drawn.files():
                 write_bytes(place / "figures" / name, data, within=place)
-    write_json(place / "report.json", content.results, within=place)
+    further = {"evaluation_of_further_seeds": content.others} if any(content.others.values()) else {}
+    write_json(place / "report.json", content.results | further, within=place)
     write_bytes(place / "report.html", page.encode(), within=place)
     return place / "report.html"
 
@@ -177,13 +178,13 @@ def shown(value: Any) -> str:
     return f"{value:.4f}" if size >= 1e-3 or not size else f"{value:.2g}"
 
 
-def amount(value: float, unit: str) -> str:
-    """Return a number with the unit of the target, three digits of it.
+def amount(value: float, unit: str, digits: int = 3) -> str:
+    """Return a number with the unit of the target, some significant digits of it.
 
     >>> amount(13559.25, "$"), amount(0.5, "kg"), amount(2, "")
     ('$13,600', '0.5 kg', '2')
     """
-    text = f"{float(f'{value:.3g}'):,.10g}"
+    text = f"{float(f'{value:.{digits}g}'):,.10g}"
     return f"{unit}{text}" if unit in ("$", "€", "£", "¥") else f"{text} {unit}".rstrip()
 
 
@@ -280,8 +281,10 @@ def _seeds(content: Content) -> int:
     return max([1, *(1 + len(held) for held in content.others.values())])
 
 
-def _first(content: Content) -> str:
-    return " First seed only." if _seeds(content) > 1 else ""
+def _mean(values: Sequence[Any]) -> float | None:
+    """Return the mean of the numbers among some values, None without any."""
+    held = [v for v in values if is_number(v)]
+    return statistics.fmean(held) if held else None
 
 
 def sections_of(content: Content) -> Iterator[Section]:
@@ -320,7 +323,7 @@ def _curves(
 
 
 def _tall(subjects: Sequence[str]) -> tuple[float, float]:
-    return (420.0 if len(subjects) > 1 else _HALF[0], max(_HALF[1], 70.0 + 12 * len(subjects)))
+    return (370.0 if len(subjects) > 1 else _HALF[0], max(_HALF[1], 70.0 + 12 * len(subjects)))
 
 
 def _over_seeds(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray | None]:
@@ -345,7 +348,7 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         if not is_number(value) or not own:
             return _cell(value)
         if name.endswith("_flops"):
-            text = f"{value / other[0]:.3g}\u00d7" if other and other[0] else shown(value)
+            text = f"{value / other[0]:.2g}\u00d7" if other and other[0] else shown(value)
             return Cell(text, value, "", f"{shown(value)} FLOPs")
         spread = f" \u00b1 {shown(statistics.stdev(own))}" if len(own) > 1 else ""
         if name == "coverage_95":
@@ -393,14 +396,16 @@ def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     drawn = [m for m in subjects if content.parts(m, "intervals")]
     if not drawn:
         return
-    held, unit = {m: content.parts(m, "intervals")[0] for m in drawn}, _target(content)[1]
-    level, best = f"{held[drawn[0]]['level']:.0%}", drawn[0]
-    whose = "" if len(drawn) == 1 else f"Of {short(best)}, the best by {label(content.score)}.{_first(content)} "
+    best, unit = drawn[0], _target(content)[1]
+    parts = content.parts(best, "intervals")
+    level, held = f"{parts[0]['level']:.0%}", {"rows": [row for part in parts for row in part["rows"]]}
+    seeds = f", test rows of all {len(parts)} seeds" if len(parts) > 1 else ""
+    whose = "" if len(drawn) == 1 else f"Of {short(best)}, the best by {label(content.score)}{seeds}. "
     text = f"{whose}On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
     shown_of = {
-        "predicted": ("Predicted and actual", lambda ax: plots.predicted_vs_actual(held[best], ax=ax, unit=unit)),
-        "residuals": ("Residuals", lambda ax: plots.residuals(held[best], ax=ax, unit=unit)),
-        "intervals": (f"{level} intervals", lambda ax: plots.intervals(held[best], ax=ax, unit=unit)),
+        "predicted": ("Predicted and actual", lambda ax: plots.predicted_vs_actual(held, ax=ax, unit=unit)),
+        "residuals": ("Residuals", lambda ax: plots.residuals(held, ax=ax, unit=unit)),
+        "intervals": (f"{level} intervals", lambda ax: plots.intervals(held, ax=ax, unit=unit)),
     }
     figures = [picture(name, title, draw, _HALF) for name, (title, draw) in shown_of.items()]
     yield Section("predictions", "Predicted and actual", text, figures)
@@ -452,11 +457,18 @@ def _worst(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     names = [n for n in ("target", "mean", "predicted", "low", "high", "confidence") if rows and n in rows[0]]
     if not names:
         return
-    words = {"target": "actual", "mean": "predicted", "low": "interval from", "high": "to"}
+    words, unit = {"target": "actual", "mean": "predicted", "low": "interval from", "high": "to"}, _target(content)[1]
+
+    def cell(value: Any) -> Cell:
+        return Cell(amount(value, unit, 6), value) if is_number(value) and "mean" in names else _cell(value, words=True)
+
     head = ["test row", *(words.get(n, n) for n in names)]
-    made = [(shown(r.get("row")), [_cell(r.get(n), words=True) for n in names]) for r in rows]
+    made = [(shown(r.get("row")), [cell(r.get(n)) for n in names]) for r in rows]
     yield Section(
-        "worst", "Worst rows", "The test rows with the largest errors.", tables=[Table("Worst rows", head, made)]
+        "worst",
+        "Worst rows",
+        "The test rows with the largest errors; the first test row is 0.",
+        tables=[Table("Worst rows", head, made)],
     )
 
 
@@ -507,10 +519,12 @@ def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         draw = lambda ax: plots.confusion({"names": told["names"], "confusion": counts}, ax=ax)  # noqa: E731
         figures.append(picture("confusion", "Confusion matrix", draw, (side, side)))
     of = [n for n in ("counts", "recall", "precision", "average_precision") if told.get(n)]
-    rows = [(name, [_cell(told[n][i]) for n in of]) for i, name in enumerate(told["names"][:50])]
+    means = {n: _over_seeds([p[n] for p in parts if p.get(n)])[0].tolist() for n in of}
+    means |= {"counts": [round(v) for v in means["counts"]]} if "counts" in of else {}
+    rows = [(name, [_cell(means[n][i]) for n in of]) for i, name in enumerate(told["names"][:50])]
     head = ["class", *("rows" if n == "counts" else label(n) for n in of)]
     whose = f" of {short(best)}, the best by {label(content.score)}" if len(subjects) > 1 else ""
-    seeds = " The matrix sums all seeds; the table is of the first." if _seeds(content) > 1 else ""
+    seeds = " The matrix is the sum over all seeds, the table their mean." if _seeds(content) > 1 else ""
     text = f"Predictions{whose}. Shades are shares of the true class.{seeds}"
     yield Section("classes", "Classes", text, figures, [Table("Each class against all others", head, rows)])
 
@@ -528,27 +542,40 @@ def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
     return _curves(content, "risk", "Error when the least certain rows are left out", drawn, draw)
 
 
+def _histogram(parts: Sequence[dict[str, Any]], edges: np.ndarray) -> dict[str, Any]:
+    """Return the mean of the histograms of several seeds in common bins; rows are spread evenly inside their own bins."""
+    shares: dict[str, Any] = {"of": parts[0]["of"], "edges": edges}
+    for name in ("in", "out"):
+        sums = [(np.log(p["edges"]), np.cumsum([0.0, *p[name]])) for p in parts if p.get(name)]
+        if sums:
+            means = np.mean([np.diff(np.interp(np.log(edges), at, below)) for at, below in sums], axis=0)
+            shares[name] = means.tolist()
+    return shares
+
+
 def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     judged = [m for m in subjects if content.parts(m, "ood")]
     if not judged:
         return
-    shown_of = {m: content.parts(m, "histograms")[0] for m in judged if content.parts(m, "histograms")}
-    edges = [e for h in shown_of.values() for e in (h["edges"][0], h["edges"][-1])]
-    top = max((v for h in shown_of.values() for n in ("in", "out") for v in h.get(n) or (0,)), default=1.0)
+    held = {m: content.parts(m, "histograms") for m in judged if content.parts(m, "histograms")}
+    ends = [e for parts in held.values() for h in parts for e in (h["edges"][0], h["edges"][-1])]
+    edges = np.geomspace(min(ends), max(ends), 31) if ends else np.ones(0)
+    shown_of = {m: _histogram(parts, edges) for m, parts in held.items()}
+    top = max((max(h[n]) for h in shown_of.values() for n in ("in", "out") if n in h), default=1.0)
 
     def draw(ax: "Axes", method: str) -> None:
         plots.entropy_histograms(shown_of[method], ax=ax)
-        ax.set(xlim=(min(edges), max(edges)), ylim=(0, 1.05 * top))
+        ax.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.05 * top))
         if len(subjects) == 1:
             ax.legend()
 
     first = content.parts(judged[0], "ood")[0]
-    scores = {m: content.parts(m, "ood")[0]["scores"] for m in judged}
-    known = list(dict.fromkeys(s for held in scores.values() for s in held))[:8]
-    rows = [(m, [_cell(scores[m].get(s, {}).get("auroc")) for s in known]) for m in judged]
+    scores = {m: [part["scores"] for part in content.parts(m, "ood")] for m in judged}
+    known = list(dict.fromkeys(s for parts in scores.values() for s in parts[0]))[:8]
+    rows = [(m, [_cell(_mean([part.get(s, {}).get("auroc") for part in scores[m]])) for s in known]) for m in judged]
     head = ["method", *map(label, known)]
     table = Table("AUROC of each score of uncertainty (higher is better)", head, rows, methods=True)
-    text = f"Blue: test rows. Orange: rows out of distribution ({short(first['name'], 80)}). The further apart, the better.{_first(content)}"
+    text = f"Blue: test rows. Orange: rows out of distribution ({short(first['name'], 80)}). The further apart, the better."
     figures = _each(content, "histograms", list(shown_of), draw, "ood_auroc")
     folded = [Section("ood-scores", "Other scores of uncertainty", tables=[table], folded=True)]
     yield Section(
@@ -572,12 +599,13 @@ def _corrupted(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             return levels[-1], float(mean[-1])
 
         figures += _curves(content, f"corruption-{measure}", f"{label(measure)} by severity", judged, draw)
-    cells = {m: content.parts(m, "corruptions")[0]["by_corruption"] for m in judged}
+    found = {m: [part["by_corruption"] for part in content.parts(m, "corruptions")] for m in judged}
+    cells = {m: {n: _mean([part.get(n) for part in parts]) for n in parts[0]} for m, parts in found.items()}
     names = [n for n in cells[judged[0]] if any(is_number(c.get(n)) for c in cells.values())][:40]
     head = ["method", *map(label, names)]
     rows = [(m, [_cell(cells[m].get(n)) for n in names]) for m in judged]
     table = Table("NLL by corruption, mean over severities (lower is better)", head, rows, methods=True)
-    folded = [Section("corruptions", "By corruption", _first(content), tables=[table], folded=True)]
+    folded = [Section("corruptions", "By corruption", tables=[table], folded=True)]
     text = "Means over common corruptions of test images. Curves that stay flat are robust."
     yield Section("corruption", "Corrupted inputs", text, figures, parts=folded)
 
@@ -589,16 +617,17 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         drawn = [m for m in grown if measure in held[m][0][0]]
 
         def draw(ax: "Axes", method: str, style: dict[str, Any], measure: str = measure) -> tuple[float, float]:
-            rows = held[method][0]
-            mean, _ = _over_seeds([[row.get(measure, np.nan) for row in part] for part in held[method]])
-            plots.ensemble_size([row | {measure: v} for row, v in zip(rows, mean)], measure=measure, ax=ax, **style)
-            return rows[-1]["members"], float(mean[-1])
+            names = ("members", measure, f"{measure}_std")
+            rows, _ = _over_seeds([[[row.get(n, 0.0) for n in names] for row in part] for part in held[method]])
+            plots.ensemble_size([dict(zip(names, row)) for row in rows], measure=measure, ax=ax, **style)
+            return rows[-1][0], rows[-1][1]
 
         figures += _curves(content, f"size-{measure}", f"{label(measure)} by number of members", drawn, draw)
     if figures:
         text = "Ensembles of some of the members, chosen at random; bands are one standard deviation over choices."
         yield Section("size", "Ensemble size", text, figures)
-    found = {m: content.parts(m, "diversity")[0] for m in subjects if content.parts(m, "diversity")}
+    parts = {m: content.parts(m, "diversity") for m in subjects if content.parts(m, "diversity")}
+    found = {m: d[0] | {"matrix": _over_seeds([s["matrix"] for s in d])[0]} for m, d in parts.items()}
     found = {m: d for m, d in found.items() if len(d["matrix"]) > 1}
     if found:
         apart = [
@@ -609,9 +638,11 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             plots.agreement(found[method], scale=max(apart) or 1.0, ax=ax)
 
         measure = short(next(iter(found.values()))["measure"])
-        text = f"Each row and column is a member; the shade is their {measure}, on the same scale for all methods.{_first(content)}"
+        several, most = len(found) > 1, max(len(d["matrix"]) for d in found.values())
+        text = f"Each row and column is a member (at most {most}); the shade is their {measure}"
+        text += ", on the same scale for all methods." if several else "."
         figures = _each(content, "agreement", list(found), agreement)
-        yield Section("agreement", "Agreement of members", text, figures, small=len(found) > 1)
+        yield Section("agreement", "Agreement of members", text, figures, small=several, folded=not several)
 
 
 def _engine(content: Content) -> Section:
