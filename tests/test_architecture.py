@@ -66,8 +66,8 @@ BUDGETS = {
     "recipes": 2274,
     "data": 1660,
     "tables": 2447,
-    "engine": 6258,
-    "cluster": 1078,
+    "engine": 6101,
+    "cluster": 1066,
     "deploy": 1313,  # 575 are the server
     "ensemble": 1407,
     "testing": 339,

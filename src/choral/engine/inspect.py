@@ -303,10 +303,15 @@ def inspect_training(
     if not rows:
         return Findings(plain.calls, operations)
     remembers, attribute = _changed(trial, held, buffers, value)
+    drawn = moved(generators, ("numpy", "random"))
+    for _ in range(4 if drawn else 0):  # again, since other threads may draw too
+        generators = global_states()
+        trial.call()
+        drawn = moved(generators, drawn)
     doubts = [
         f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, which no seed of "
         "choral's decides: two runs, and a resumed one, will differ; draw with torch instead."
-        for name in sorted(moved(generators, ("numpy", "random")))
+        for name in sorted(drawn)
     ]
     if link and plain.ending == link:
         doubts.append(
