@@ -178,7 +178,7 @@ PROTOCOLS = (
     Protocol(id="packed-t5", title="alpha and gamma, four members", measures=MEASURES, **_both(8, grid, ood="cifar10"), why=SVHN,
              claims=(Claim(better="PE-(3, 4, 1)", worse="PE-(1, 4, 1)"),)),
     Protocol(id="packed-t6", title="Criteria of strangeness", measures=OOD, **_both(3, criteria, ood="cifar10"), why="digits: `ood_digits.json`; " + SVHN),
-    Protocol(id="packed-t7", title="Sources of stochasticity", missing=True, why="packed has no switches for equal starts and own batches"),
+    Protocol(id="packed-t7", title="Sources of stochasticity", missing=True, why="equal starts are `equal_starts`; members cannot read batches of their own"),
     Protocol(id="packed-t8", title="Training and prediction speed", why="on CPUs; `prediction.json` has predictions; on a GPU `gpu.py --device cuda`",
              earlier="shared_speed.json"),
     Protocol(id="packed-t9", title="Packed ResNet-50 and ResNeXt-50 on CIFAR-10", measures=("accuracy", "nll", "ece", "ood_aupr", "ood_auroc"),

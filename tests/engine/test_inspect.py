@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import choral
 from choral.base.errors import ConversionError, InputError
@@ -378,3 +379,30 @@ def test_a_build_that_returns_the_same_weights_is_said_where_members_should_diff
             choral.recipes.single(epochs=1, training=Training(lr=0.01, batch_size=30)),
             progress=False,
         )
+
+
+class Recomputing(nn.Module):
+    """A perceptron that computes its middle again in the backward pass: a layer, or a function alone."""
+
+    def __init__(self, by_layer: bool):
+        super().__init__()
+        self.by_layer = by_layer
+        self.first, self.middle, self.last = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def part(x: Tensor) -> Tensor:
+            layer = self.middle
+            linear = layer(x) if self.by_layer else nn.functional.linear(x, layer.weight, layer.bias)
+            return nn.functional.dropout(torch.sigmoid(linear), 0.1, self.training)
+
+        hidden = checkpoint(part, self.first(x), use_reentrant=False)
+        out: Tensor = self.last(hidden)
+        return out
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+@pytest.mark.parametrize("method", ["single", "treenet"])
+def test_a_network_that_computes_parts_again_in_the_backward_pass_is_refused(by_layer, method):
+    x, y = torch.randn(12, 3), torch.arange(12) % 3
+    with pytest.raises(InputError, match=r"torch\.utils\.checkpoint"):
+        choral.fit(lambda: Recomputing(by_layer), (x, y), make(method, budget=4))

@@ -218,12 +218,6 @@ def _type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def vmap(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Return the function mapped over the first axis of its arguments, as torch.func.vmap does."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]  # torch's stub lacks it
-    return torch.func.vmap(function, **options)
-
-
 def stack(trees: Sequence[Params]) -> Params:
     """Return one dict of tensors with a first axis over the given dicts, which hold equal names and shapes.
 

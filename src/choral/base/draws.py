@@ -13,7 +13,6 @@ block of code, in the thread or asynchronous task that entered it.
 
 import inspect
 import math
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -28,7 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
-from torch.utils import checkpoint
 
 from choral.base.errors import InputError
 
@@ -137,12 +135,6 @@ class Stream:
         self.drawn = 0  # numbers, in all draws
         self.values: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that values were drawn from, and these
 
-    def copy(self) -> "Stream":
-        """Return a stream at the same place."""
-        found = Stream((self.low, self.high), self.step)
-        found.site = self.site
-        return found
-
     @property
     def by_number(self) -> bool:
         """Whether key and step are numbers, so that nothing it draws is mapped."""
@@ -238,12 +230,7 @@ class Circumstances(NamedTuple):
     folded: int = 1  # members laid one after the other on the batch axis
     rows: int = 1  # of each of them there, at the beginning
     dropout: Rate | None = None  # what dropout layers drop, whatever they say themselves
-    ends: tuple[tuple[str, ...], str] = (
-        (),
-        "",
-    )  # layers that read the inputs, and the one that gives the output, for conversions
-    # gives a part of a network, which is computed again later, the tensors that are put in now
-    holding: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    ends: tuple[tuple[str, ...], str] = ((), "")  # layers that read inputs, and the output's, for conversions
 
 
 _NONE = Circumstances()
@@ -267,20 +254,19 @@ def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int 
     first, second = stream.next_words()
     n, part = math.prod(shape), None if rows is None else now().part
     stream.drawn += n
-    with torch._C.DisableTorchFunctionSubclass():  # whole numbers have no gradient
-        if part is None:
-            return _hashed(n, first, second, device).view(tuple(shape))
-        blocks = math.prod(shape[:rows]) * (now().folded if rows == 0 else 1)
-        if n % (blocks * part.rows):
-            raise InputError(
-                f"the network draws numbers of shape {tuple(shape)} for {part.rows} rows of a batch of {part.of}, and their first axis is "
-                "not the batch, so parts of a batch cannot draw what the whole would; put the batch axis first, or train without "
-                "data_parallel and accumulate."
-            )
-        each = n // (blocks * part.rows)
-        starts = [(block * part.of + part.start) * each for block in range(blocks)]  # counted in the whole batch
-        found = [_hashed(part.rows * each, first + _signed(s * _GOLDEN), second, device) for s in starts]
-        return torch.cat(found).view(tuple(shape))
+    if part is None:
+        return _hashed(n, first, second, device).view(tuple(shape))
+    blocks = math.prod(shape[:rows]) * (now().folded if rows == 0 else 1)
+    if n % (blocks * part.rows):
+        raise InputError(
+            f"the network draws numbers of shape {tuple(shape)} for {part.rows} rows of a batch of {part.of}, and their first axis is "
+            "not the batch, so parts of a batch cannot draw what the whole would; put the batch axis first, or train without "
+            "data_parallel and accumulate."
+        )
+    each = n // (blocks * part.rows)
+    starts = [(block * part.of + part.start) * each for block in range(blocks)]  # counted in the whole batch
+    found = [_hashed(part.rows * each, first + _signed(s * _GOLDEN), second, device) for s in starts]
+    return torch.cat(found).view(tuple(shape))
 
 
 def folded(members: int, rows: int = 1) -> AbstractContextManager[None]:
@@ -589,46 +575,6 @@ class Catch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_prepare: Any = checkpoint._checkpoint_without_reentrant_generator
-_counting, _blocks = threading.Lock(), 0
-
-
-def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs, whenever it is called, with the draws that come next at this place of the program.
-
-    `torch.utils.checkpoint` runs a part of a network again in the backward pass, when the stream has gone on or is closed.
-    """
-    told = now()
-    if told.stream is None:
-        return function
-    part = function if told.holding is None else told.holding(function)
-    stream, outer = told.stream.copy(), told.outer and told.outer.copy()
-
-    def again(*args: Any, **kwargs: Any) -> Any:
-        with under(**told._replace(stream=stream.copy(), outer=outer and outer.copy())._asdict()), Catch():
-            return part(*args, **kwargs)
-
-    return again
-
-
-@contextmanager
-def _replaying() -> Iterator[None]:
-    """Exchange the function of `torch.utils.checkpoint` that prepares a second run while keyed blocks run; torch has no hook for it."""
-    global _blocks
-    with _counting:
-        _blocks += 1
-        checkpoint._checkpoint_without_reentrant_generator = lambda f, *args, **kwargs: _prepare(
-            replayed(f), *args, **kwargs
-        )
-    try:
-        yield
-    finally:
-        with _counting:
-            _blocks -= 1
-            if not _blocks:
-                checkpoint._checkpoint_without_reentrant_generator = _prepare
-
-
 @contextmanager
 def keyed(
     key: int | Tensor,
@@ -652,5 +598,5 @@ def keyed(
     """
     stream = Stream(key, step)
     told = {"stream": stream, "part": part, "dropout": dropout, "kept": now().kept if kept is None else kept}
-    with under(**told), _replaying(), Catch() if catch else nullcontext():
+    with under(**told), Catch() if catch else nullcontext():
         yield stream

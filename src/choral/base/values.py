@@ -9,23 +9,13 @@ they hold and do.
 import functools
 import hashlib
 import inspect
-import logging
-import re
 import sys
 import sysconfig
 import tokenize
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from types import (
-    CellType,
-    CodeType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)  # fmt: skip
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
@@ -175,8 +165,8 @@ def portrait(value: Any) -> str:
     """Return a short text of a value that changes with what it holds or does, and is the same in the next process.
 
     A function counts by its source text, defaults, attributes and enclosed values, and by the constants, functions and classes it
-    names; an object by its class and attributes; an array by the SHA-256 of its bytes. Comments are part of the source text. Code typed
-    where Python keeps no text counts by its instructions. Code of installed packages counts by its name.
+    names; an object by its class and what pickle would store of it; an array by the SHA-256 of its bytes. Comments are part of the source
+    text. Code typed where Python keeps no text counts by its instructions. Code of installed packages counts by its name.
 
     >>> portrait([1, {"rate": 0.5}])
     "(1, {'rate': 0.5})"
@@ -202,36 +192,30 @@ class _Portrait:
         match value:
             case Tensor():
                 return content_of(value)
-            case np.ndarray():
-                data = self.of(value.tolist()) if value.dtype.hasobject else digest(value.tobytes())
-                return f"{value.shape} {value.dtype} {data}"
             case nn.Module():
                 parts = [f"{name}={self.of([type(m), own_attributes(m)])}" for name, m in value.named_modules()]
                 tensors = (*value.named_parameters(), *value.named_buffers())
                 return ", ".join(parts + [f"{name}: {content_of(t)}" for name, t in tensors])
             case type():
                 return self._class(value)
-            case ModuleType() | logging.Logger():
-                return str(getattr(value, "__name__", None) or value.name)
-            case functools.partial():
-                return f"partial{self.of([value.func, value.args, value.keywords])}"
-            case MethodType():
-                return f"{self.of(value.__func__)} of {self.of(value.__self__)}"
             case FunctionType():
                 return self._function(value)
+            case ModuleType():
+                return value.__name__
             case Mapping():
                 return f"{{{', '.join(sorted(f'{self.of(k)}: {self.of(v)}' for k, v in value.items()))}}}"
             case set() | frozenset():
                 return f"{{{', '.join(sorted(map(self.of, value)))}}}"
             case list() | tuple():
                 return f"({', '.join(map(self.of, value))})"
-        around = getattr(value, "__wrapped__", getattr(value, "__self__", None))  # of a cached or a built-in function
-        if callable(value) and around is not None and not isinstance(around, ModuleType):
-            return f"{_name(value)} of {self.of(around)}"
-        held = sorted(_held(value))
-        if held or not _is_packaged(type(value)):
-            return f"{self.of(type(value))}({', '.join(f'{k}={self.of(v)}' for k, v in held)})"
-        return _name(value) if callable(value) else re.sub(r" at 0x\w+", "", repr(value))
+        if hasattr(value, "__wrapped__"):  # a cached function
+            return f"{_name(value)} of {self.of(value.__wrapped__)}"
+        try:
+            return self.of([type(value), value.__reduce_ex__(2)])
+        except (
+            Exception
+        ):  # a lock, an open file: nothing that could be stored, and a __reduce__ of the user's may fail in any way
+            return _name(value)
 
     def _class(self, kind: type) -> str:
         """Return the user's own code and constants in a class; what built a network is judged by the network."""
@@ -315,14 +299,6 @@ def _globals(around: dict[str, Any], names: list[str]) -> Iterator[tuple[str, An
         value = next((space[name] for space in (around, *modules) if name in space), around)
         if value is not around and (isinstance(value, (*_PLAIN, *_HELD, *_CALLED)) or is_dataclass(value)):
             yield name, value
-
-
-def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object, in its dict and its slots; of packages' objects the public ones."""
-    slots = [n for b in type(value).__mro__ for n, s in vars(b).items() if isinstance(s, MemberDescriptorType)]
-    found = {n: getattr(value, n) for n in slots if hasattr(value, n)} | dict(getattr(value, "__dict__", {}))
-    hidden = "_" if _is_packaged(type(value)) else "__"
-    yield from ((str(n), v) for n, v in found.items() if not str(n).startswith(hidden))
 
 
 def _name(value: Any) -> str:

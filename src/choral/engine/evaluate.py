@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from choral.base import batches, devices, draws, rng
-from choral.base.batches import Batch, vmap
+from choral.base.batches import Batch
 from choral.base.draws import Kept, under
 from choral.engine.blueprint import filled
 from choral.engine.compute import operations, threads_for, using

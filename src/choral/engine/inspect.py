@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
@@ -292,7 +293,10 @@ def inspect_training(
                     "the loss depends on no parameter of the network that is to be trained, so nothing would be learned; leave the tensors of "
                     "forward and of the loss attached (no detach, item, numpy or no_grad on the way)."
                 )
-            value.sum().backward()
+            with rng.seeded(0, "backward") as again:
+                value.sum().backward()
+            if again:
+                _refuse_recomputation()
     except ChoralError:
         raise
     except Exception as error:  # code of the user's may fail in any way
@@ -338,16 +342,20 @@ class _Trial:
         self.outputs: Any = None
         self.past = set[str]()  # layers whose weights were read past their call
         self.operations = 0.0  # of the call
+        self._hooks: list[RemovableHandle] = []
         if isinstance(self.network, Joint):
             stacked_of(self.network)
 
     def call(self) -> Tensor:
-        """Return the loss of the first rows; the same draws in every call."""
+        """Return the loss of the first rows; the same draws in every call. No module may run again in the backward pass."""
+        for hook in self._hooks:
+            hook.remove()
         self.running = Calls(self.network)
         reads = _Reads(self.layers, self.running)
         seeded = rng.seeded(0, "try")
         with torch.enable_grad(), seeded as lent, draws.keyed(0), Counting() as counted, self.running, reads:
             value = self._loss(self._run)
+        self._hooks = [module.register_forward_pre_hook(_refuse_recomputation) for module in self.network.modules()]
         self.past, self.operations, self.lends = reads.found, counted.total, bool(lent)
         return value
 
@@ -357,6 +365,14 @@ class _Trial:
             self.inputs = [leaf for leaf in batches.leaves(ready) if leaf.requires_grad]
         self.outputs = self.network(ready)
         return self.outputs
+
+
+def _refuse_recomputation(*_: Any) -> NoReturn:
+    raise InputError(
+        "the network computes parts of itself again in the backward pass (torch.utils.checkpoint), where neither its random draws nor the "
+        "weights of the member at hand are those of the forward pass; build it without activation checkpointing (for transformers: "
+        "gradient_checkpointing_disable()), and give a smaller batch_size or Compute(accumulate=...) if memory is short."
+    )
 
 
 def _refuse_past(trial: _Trial, plain: Plain) -> None:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vmap
 from torch.fx import GraphModule, Node
 
 from choral.base import batches, devices, draws, rng
-from choral.base.batches import Batch, vmap
+from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import ChoralError, InputError
 from choral.base.types import Params
@@ -496,7 +496,7 @@ class StackedTrainer(_Trainer):
                 step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
                 words, counts, *rest = given
                 weights, (targets, *parts) = rest[: len(own)], rest[len(own) :]
-                held = words, counts, settings, batches.filled(x, parts), targets, *weights
+                held: Any = words, counts, settings, batches.filled(x, parts), targets, *weights
                 grads, (losses, _) = step(params, fixed, {}, dict(zip(self.slots, slots)), *held)
                 return [*(grads[n].contiguous() for n in params), losses]
 

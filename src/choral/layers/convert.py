@@ -8,17 +8,14 @@ the second exchange keeps the first one's tensor as what is to be put back. Here
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from copy import deepcopy
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from choral.base.draws import under
 from choral.base.errors import ConversionError, did_you_mean
 from choral.layers.functional import Twin
 
@@ -45,29 +42,10 @@ def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ti
     """Return what a network returns with these tensors in the place of its own; ties are what `ties_of` found in it."""
     further = {name: tensors[known] for name, known in ties.items() if known in tensors}
     given = {**tensors, **further}
-    with under(holding=partial(_held, network, {**given})) if torch.is_grad_enabled() else nullcontext():
-        outputs = functional_call(network, given, (inputs,), tie_weights=False)
+    outputs = functional_call(network, given, (inputs,), tie_weights=False)
     if network.training:
         _write_back(tensors, given)
     return outputs
-
-
-class _Part(nn.Module):
-    """A part of a network, as a module that holds all of it: it is computed with the tensors that the network is given."""
-
-    def __init__(self, network: nn.Module, function: Callable[..., Any]):
-        super().__init__()
-        self.network = network
-        self.function = (function,)  # in a tuple: a layer is not to be known by two names
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function[0](*args, **kwargs)
-
-
-def _held(network: nn.Module, tensors: Mapping[str, Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a part that the backward pass computes again, with the tensors that the network held in the forward pass."""
-    part, named = _Part(network, function), {f"network.{name}": tensor for name, tensor in tensors.items()}
-    return lambda *args, **kwargs: functional_call(part, named, args, kwargs, tie_weights=False)
 
 
 def _write_back(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:

@@ -15,21 +15,26 @@ draws other numbers), and the way can be changed at any time by setting `kernel`
 """
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from choral.base import batches, devices, draws
-from choral.base.batches import Batch, vmap
+from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
 from choral.base.order import evaluating
 from choral.layers.convert import call_with, holds, plain_network, ties_of
 from choral.layers.functional import BATCH_NORMS, spatial
 from choral.layers.joint.layers import CutError, Foldable, fold, unfold
+
+# vmap runs a few operations, such as pooling with channels last, member by member and warns of their speed in every network
+warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
 
 KERNELS = ("loop", "grouped", "matmul")
 _FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
