@@ -66,7 +66,7 @@ BUDGETS = {
     "recipes": 2274,
     "data": 1660,
     "tables": 2437,
-    "engine": 6101,
+    "engine": 6118,
     "cluster": 1066,
     "deploy": 1313,  # 575 are the server
     "ensemble": 1339,
