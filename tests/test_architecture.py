@@ -57,7 +57,7 @@ BUDGETS = {
     "metrics": 1186,
     "calibration": 789,
     "predictions": 1525,
-    "objectives": 1979,
+    "objectives": 1968,
     "layers": 3738,
     "compaction": 1426,
     "structures": 1363,
