@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from choral import Compute
 from choral.base.errors import InputError, PlanError
 from choral.fit import fit
 from choral.recipes import make
@@ -162,6 +163,22 @@ def test_packed_members_of_equal_starts_stay_equal(kernel):
             assert (apart < 1e-6) if equal else (apart > 1e-2)
             information = float(prediction.mutual_information.max())
             assert (information < 1e-5) if equal else (information > 1e-4)
+
+
+def test_packed_members_may_read_batches_of_their_own():
+    """With equal starts and no dropout batches alone make them differ; both executors read the same ones."""
+
+    def build():
+        return nn.Sequential(nn.Linear(6, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
+
+    x, y = PROBLEMS["classification"].data()
+    found = {}
+    for executor in ("sequential", "vectorized"):
+        recipe = make("packed", budget=3, members=3, own_batches=True, equal_starts=True, training=CALM)
+        ensemble = fit(build, (x, y), recipe, compute=Compute(executor=executor))
+        found[executor] = ensemble._predictive(x).member_probs
+        assert (found[executor] - found[executor][:1]).abs().max() > 1e-3
+    torch.testing.assert_close(found["sequential"], found["vectorized"], atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["emp", "ecmp"])

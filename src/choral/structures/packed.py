@@ -30,6 +30,7 @@ class Packed(JointStructure):
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
         whole_block_starts: see `choral.layers.packed.networks.pack`.
+        own_batches: each member is trained on batches of its own instead of the same one.
         equal_starts: all members start at the weights of the first (the paper's ablation, Table 7).
         kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
@@ -48,6 +49,7 @@ class Packed(JointStructure):
     subgroups: int = 1
     minimum_channels: int = 64
     whole_block_starts: bool = True
+    own_batches: bool = False
     equal_starts: bool = False
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
@@ -66,6 +68,7 @@ class Packed(JointStructure):
             first=self.first,
             last=self.last,
             axes=dict(self.axes),
+            own_inputs=self.own_batches,
             generator=generator,
         )
         if self.equal_starts:
