@@ -2,7 +2,7 @@
 Your CNN: calibrated and OOD-aware
 ================================================
 
-Take a network as you wrote it, collect four members from one training, and compare what it says of digits and of
+Take a network as you wrote it, train four of it, and compare what it says of digits and of
 digits turned upside down.
 """
 
@@ -34,9 +34,8 @@ y = torch.tensor(labels)[order]
 train, held, test = slice(0, 800), slice(800, 1200), slice(1200, None)
 
 # %%
-# Snapshots: one training in four cycles, a member at the end of each. ``show`` prints what will happen, and warns if it is too
-# little.
-recipe = choral.recipes.snapshot(members=4)
+# A deep ensemble: four networks from different random starts. ``show`` prints what will happen, and warns if it is too little.
+recipe = choral.recipes.deep_ensemble(members=4, epochs=25)
 print(choral.show(recipe, Residual, (x[train], y[train])))
 
 # %%

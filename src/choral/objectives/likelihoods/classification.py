@@ -140,25 +140,17 @@ class Categorical(Likelihood):
             return 0
         shape = tuple(targets.shape[1:])
         fitting = [i for i in range(len(outputs)) if outputs[:i] + outputs[i + 1 :] == shape]
-        said = f"the network gives (batch, ...) = {outputs} for labels (batch, ...) = {shape}"
         if self.axis is not None:
             place = self.axis - 1 if self.axis > 0 else len(outputs) + self.axis
-            if place not in fitting:
-                raise InputError(
-                    f"{said}, which leaves no axis {self.axis} for the classes; give labels without that axis."
-                )
-            return place
-        if not fitting:
-            raise InputError(
-                f"{said}; labels must have the shape of the outputs without the axis of classes: (batch, height, width) for "
-                "(batch, class, height, width), (batch, time) for (batch, time, class)."
-            )
-        if len(fitting) > 1:
-            raise InputError(
-                f"{said}, so the classes could stand on axis {' or '.join(str(i + 1) for i in fitting)} of the outputs; say which: "
-                f"likelihood=Categorical(axis={fitting[0] + 1}) for pixels, Categorical(axis=-1) for tokens."
-            )
-        return fitting[0]
+            fitting = [place] if place in fitting else []
+        if len(fitting) == 1:
+            return fitting[0]
+        raise InputError(
+            f"the network gives (batch, ...) = {outputs} for labels (batch, ...) = {shape}, and {len(fitting)} axes could be that of the classes; "
+            "give labels of the shape of the outputs without the axis of classes: (batch, height, width) for (batch, class, height, width), "
+            "(batch, time) for (batch, time, class). Of several axes say which: likelihood=Categorical(axis=1) for pixels, Categorical(axis=-1) for "
+            "tokens."
+        )
 
     def understood(self) -> dict[str, str]:
         """Say where dense classes stand and what does not count."""
