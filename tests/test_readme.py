@@ -51,8 +51,8 @@ def test_it_is_short():
 def test_pages_are_short_and_their_lines_too(page):
     text = (ROOT / page).read_text()
     assert not [line for line in text.splitlines() if len(line) > 120]
-    free = "reference/" in page or "pitfalls" in page
-    assert free or len(re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE).split()) <= 900
+    free = any(part in page for part in ("reference/", "pitfalls", "fidelity"))  # fidelity.md is a generated table
+    assert free or len(text.split()) <= 900
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -90,8 +90,9 @@ def test_what_python_is_shown_prints_what_is_shown(tmp_path):
             with contextlib.redirect_stdout(said):
                 exec(block, names)
             assert _NUMBER.sub("#", said.getvalue()).split() == _NUMBER.sub("#", shown).split()
-            numbers = [[float(n) for n in _NUMBER.findall(text)] for text in (said.getvalue(), shown)]
-            assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.003)  # processors round differently
+            for own, other in zip(_NUMBER.findall(said.getvalue()), _NUMBER.findall(shown)):
+                unit = 10.0 ** -len(other.partition(".")[2])
+                assert abs(float(own) - float(other)) < 1.01 * unit  # processors round the last digit differently
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "digits.choral"}
 
 
