@@ -55,8 +55,8 @@ BUDGETS = {
     "masks": 702,
     "corruptions": 637,
     "metrics": 1186,
-    "calibration": 812,
-    "predictions": 1560,
+    "calibration": 789,
+    "predictions": 1525,
     "objectives": 2068,
     "layers": 3738,
     "compaction": 1426,
@@ -65,16 +65,16 @@ BUDGETS = {
     "plan": 3198,
     "recipes": 2274,
     "data": 1660,
-    "tables": 2447,
+    "tables": 2437,
     "engine": 6258,
     "cluster": 1078,
     "deploy": 1313,  # 575 are the server
-    "ensemble": 1407,
+    "ensemble": 1339,
     "testing": 339,
     "report": 1000,
-    "comparison": 1151,
-    "sklearn": 671,
-    "cli": 1437,
+    "comparison": 1135,
+    "sklearn": 656,
+    "cli": 1432,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 

@@ -159,7 +159,7 @@ def regression(method="deep_ensemble", outputs=2, **options):
 def test_conformal_intervals_are_those_of_predict(rule, suffix, tmp_path):
     needs(suffix)
     path, (x, y) = tmp_path / f"model{suffix}", lines(60)
-    ensemble = regression().calibrated(x, y, level=0.8, conformal=rule, greedy=8)
+    ensemble = regression().calibrated(x, y, level=0.8, conformal=rule, stacking=True)
     ensemble.export(path)
     found, (lower, upper) = run(path, x[:9]), ensemble.predict(x[:9]).conformal_interval()
     assert found["lower"].shape == (9,)

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -251,10 +251,9 @@ def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
 
 
 def _checked_seeds(seed: Any) -> list[int]:
-    if is_whole(seed):
-        return [int(seed)]
-    found = list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else []
-    if len(found) < 2 or not all(map(is_whole, found)) or len(set(found)) < len(found):
+    found = list(seed) if np.iterable(seed) else [seed]
+    differ = len(found) > 1 and len(set(found)) == len(found)
+    if not all(map(is_whole, found)) or (np.iterable(seed) and not differ):
         raise InputError(f"seed is {seed!r}; give a whole number, or two or more different ones, such as (0, 1, 2).")
     return [int(s) for s in found]
 
@@ -263,9 +262,7 @@ def _problem(data: Any) -> Problem:
     if isinstance(data, Problem):
         return data
     if not isinstance(data, tuple | list) or len(data) != 4:
-        parts = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
-        wanted = "give (x_train, y_train, x_test, y_test), or a Problem"
-        raise InputError(f"data is {parts}; methods are compared on rows they were not trained on: {wanted}.")
+        raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
     columns = _columns(data)
     x_test, y_test = arranged(data[2], columns), arranged(data[3], columns, "y")
     return Problem("arrays", rows_of(data[0]), np.asarray(data[1]), rows_of(x_test), np.asarray(y_test))

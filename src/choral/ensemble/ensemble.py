@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, did_you_mean
+from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -203,16 +203,6 @@ class Ensemble:
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
         return self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
-
-    if not TYPE_CHECKING:  # a type checker reports names that are not here
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):
-                raise AttributeError(name)
-            known = [n for n in dir(self) if not n.startswith("_")]
-            instead = {"predict_proba": "predict(x).probs", "score": "evaluate(x, y)"}.get(name)
-            hint = f" Write ensemble.{instead}." if instead else did_you_mean(name, known)
-            raise AttributeError(f"an ensemble has no {name!r}; it has {', '.join(known)}.{hint}")
 
     @guarded
     def _outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:

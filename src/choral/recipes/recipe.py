@@ -42,8 +42,15 @@ class MeanLogits(Combination):
     word: ClassVar[str] = "logits"
 
 
-Combine = Combination | Literal["probs", "logits"]
-_BY_WORD: dict[Any, Combination] = {one.word: one for one in (MeanProbs(), MeanLogits())}
+@dataclass(frozen=True, kw_only=True)
+class MajorityVote(Combination):
+    """Each member votes for its likeliest class; probabilities are shares of the votes, and their mean decides ties."""
+
+    word: ClassVar[str] = "vote"
+
+
+Combine = Combination | Literal["probs", "logits", "vote"]
+_BY_WORD: dict[Any, Combination] = {one.word: one for one in (MeanProbs(), MeanLogits(), MajorityVote())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,8 @@ class Recipe(Value):
         structure: how members share weights and read a batch.
         objective: what one training step minimizes.
         combine: how members, and draws of a member, become one prediction of classes: `MeanProbs()` or 'probs' averages
-            their probabilities, `MeanLogits()` or 'logits' their logits. Regression averages means and variances with both.
+            their probabilities, `MeanLogits()` or 'logits' their logits, `MajorityVote()` or 'vote' counts their likeliest
+            classes. Regression averages means and variances with all of them.
         enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.cost.enough`).
     """
 
@@ -77,7 +85,7 @@ class Recipe(Value):
             return self.combine
         if self.combine not in _BY_WORD:
             near = did_you_mean(str(self.combine), _BY_WORD)
-            raise InputError(f"{self.name}: combine is {self.combine!r}; give 'probs' or 'logits'.{near}")
+            raise InputError(f"{self.name}: combine is {self.combine!r}; give 'probs', 'logits' or 'vote'.{near}")
         return _BY_WORD[self.combine]
 
     @property

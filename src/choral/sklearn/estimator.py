@@ -23,7 +23,6 @@ from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.saving import load_bytes
 from choral.objectives.likelihoods import Likelihood
-from choral.predictions import Predictive
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
@@ -215,7 +214,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         encoded = self._encode_targets(y_val, "y_val").reshape(-1, *targets.shape[1:])
         return table.inputs(X_val, path="X_val"), encoded
 
-    def _prediction(self, X: Any) -> Predictive:
+    def _prediction(self, X: Any) -> Any:
         """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
         check_is_fitted(self)
         frame = inputs.read(self, X, reset=False)
@@ -223,7 +222,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         assert table is not None  # given by fit, and kept in every saved form
         return self.ensemble_._predictive(table.inputs(frame, path="X"), precision="fp64", device=str(self.device))
 
-    def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Predictive, np.ndarray]:
+    def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         """Return the prediction for held-out rows and their targets as numbers."""
         check_is_fitted(self)
         y = self._read_targets(y)

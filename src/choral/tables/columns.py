@@ -86,6 +86,7 @@ class Column(Value, ABC):
     name: str
     missing: bool = False
     unread: int = 0
+    reason, beside = "", False  # why it is left out, and whether it is shown beside predictions
 
     @property
     def width(self) -> int:

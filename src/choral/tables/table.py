@@ -64,7 +64,7 @@ class Table(Value):
     @property
     def left_out(self) -> tuple[str, ...]:
         """Columns that are no inputs although nobody asked for that."""
-        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and not c.reason.endswith("as asked"))
+        return tuple(c.name for c in self.columns if not c.codes and not c.reason.endswith("as asked"))
 
     @property
     def width(self) -> int:
@@ -74,7 +74,7 @@ class Table(Value):
     @property
     def beside(self) -> tuple[str, ...]:
         """Columns that are shown beside predictions, if a table has them."""
-        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and c.beside)
+        return tuple(c.name for c in self.columns if c.beside)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return how each column is read, as rows of plain types."""
@@ -164,10 +164,7 @@ def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
     """Return the table that a file holds as plain content; RunError for anything else."""
     if content is None:
         return None
-    try:
-        table = from_dict(content)
-    except InputError as error:
-        raise RunError(f"{where} holds a table that cannot be read: {error}") from error
+    table = from_dict(content)
     if not isinstance(table, Table):
         raise RunError(f"{where} holds a {type(table).__name__} where a Table belongs; copy or make it again.")
     return table
