@@ -27,7 +27,6 @@ from choral.plan.cost import batches_in
 LARGEST = 1e30  # of a number in a table; beyond it float32 cannot square what a network sees
 _MISSING = ("NoneType", "NAType")  # the latter of pandas, which need not be there
 _LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
-_WIDEST = 1e16  # deviation of targets in float32, at most; one over it, at least
 
 
 def as_inputs(x: Any, floats: torch.dtype | None = None) -> Batch:
@@ -114,7 +113,7 @@ def cast_targets(y: Tensor, floats: torch.dtype) -> Tensor:
 
 
 def _check_resolution(given: Tensor, cast: Tensor) -> None:
-    """Raise InputError for real targets whose differences, or whose variance, the type of training cannot hold."""
+    """Raise InputError for real targets whose differences the type of training cannot hold."""
     if cast.dtype != torch.float32 or len(given) < 2:
         return
     exact = given.double().reshape(len(given), -1)
@@ -126,11 +125,6 @@ def _check_resolution(given: Tensor, cast: Tensor) -> None:
         raise InputError(
             f"y has numbers up to {float(largest[i]):.4g} that differ by about {float(spread[i]):.2g}, which float32 rounds away; subtract "
             "a constant, such as their mean, or build the network in double precision (.double())."
-        )
-    for i in (varied & ((spread > _WIDEST) | (spread < 1 / _WIDEST))).nonzero().flatten()[:1].tolist():
-        raise InputError(
-            f"y has the deviation {float(spread[i]):.2g}, whose square float32 cannot hold; rescale y, or build the network in double "
-            "precision (.double())."
         )
 
 
@@ -313,11 +307,6 @@ class Source(ABC):
         if values.shape != (self.points,):
             raise InputError(
                 f"groups has shape {values.shape} for {self.points} points; give one value for each point."
-            )
-        missing = [i for i, v in enumerate(values) if type(v).__name__ in _MISSING or v != v]
-        if missing:
-            raise InputError(
-                f"groups has no value for {len(missing)} point(s), the first at {missing[:5]}; give each one."
             )
         return self._with(groups=torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1)))
 
