@@ -41,6 +41,15 @@ def test_it_names_every_method():
     named = set(re.findall(r"`(\w+)`", TEXT.split("All of them:")[1].split("##")[0]))
     assert named == set(METHODS)
     assert f"{len(METHODS)} methods" in TEXT
+    assert f"{len(METHODS)} methods" in (ROOT / "docs" / "llms.txt").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_results_of_another_version_are_marked(page):
+    text = (ROOT / page).read_text()
+    for name in re.findall(r"`(\w+\.json)`", text):
+        version = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["machine"]["choral"]
+        assert version == metadata.version("choral") or f"`{name}`, {version})" in text
 
 
 def test_it_is_short():
