@@ -66,14 +66,14 @@ BUDGETS = {
     "recipes": 2274,
     "data": 1623,
     "tables": 2437,
-    "engine": 6258,
-    "cluster": 1078,
+    "engine": 6118,
+    "cluster": 1066,
     "deploy": 1313,  # 575 are the server
     "ensemble": 1339,
     "testing": 339,
     "report": 1000,
-    "comparison": 1135,
-    "sklearn": 656,
+    "comparison": 1130,
+    "sklearn": 638,
     "cli": 1432,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""

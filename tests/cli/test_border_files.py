@@ -279,14 +279,13 @@ def test_dates_of_parquet_are_read(tmp_path):
     assert kinds["at"].startswith("date")
 
 
-def test_a_lost_or_changed_table_is_refused(place, tmp_path):
+def test_a_changed_table_is_refused(place, tmp_path):
     run_dir = tmp_path / "run"
     choral("fit", place / "t.csv", "--target", "t", "--method", "single", "--budget", 1, "--out", run_dir, "--json")
-    text = (run_dir / "table.json").read_text()
-    (run_dir / "table.json").write_text(text.replace('"mean": ', '"mean": 1'))
-    assert "table.json" in refused("predict", run_dir, place / "t.csv")
-    (run_dir / "table.json").unlink()
-    assert "table.json is missing" in refused("predict", run_dir, place / "t.csv")
+    text = (run_dir / "plan.json").read_text()
+    assert '"mean": ' in text
+    (run_dir / "plan.json").write_text(text.replace('"mean": ', '"mean": 1'))
+    assert "plan.json" in refused("predict", run_dir, place / "t.csv")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -321,13 +320,13 @@ def test_predictions_never_go_over_a_file_of_the_run(tmp_path):
     held = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
     (tmp_path / "link.json").symlink_to(run_dir / "plan.json")
     for saved in (run_dir, run_dir / "ensemble.choral"):
-        for out in ("plan.json", "report.json", "members/a.csv", "../run/table.json", "../link.json"):
+        for out in ("plan.json", "report.json", "members/a.csv", "../run/results.json", "../link.json"):
             assert "belongs to the run" in refused("predict", saved, table, "--out", run_dir / out)
     assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == held
     choral("predict", run_dir, table, "--out", run_dir / "predictions.csv")
 
 
-@pytest.mark.parametrize("name", ["table.json", "evaluation.json", "results.json", "log.jsonl", "ensemble.choral"])
+@pytest.mark.parametrize("name", ["likelihood.json", "evaluation.json", "results.json", "log.jsonl", "ensemble.choral"])
 @pytest.mark.parametrize("text", ["mine", '{"mine": 1}'])
 def test_a_file_of_the_users_stays_where_a_new_run_would_write(name, text, tmp_path):
     table = tmp_path / "t.csv"
@@ -337,6 +336,6 @@ def test_a_file_of_the_users_stays_where_a_new_run_would_write(name, text, tmp_p
     (run_dir / name).write_text(text)
     words = ("fit", table, "--target", "y", "--method", "single", "--budget", 2, "--out", run_dir)
     told = choral(*words, expect=2).stderr
-    assert f"{name}, which no run of choral wrote" in told
+    assert f"{name} but no plan.json that choral wrote" in told
     assert (run_dir / name).read_text() == text
     assert not (run_dir / "plan.json").exists()

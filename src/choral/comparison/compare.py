@@ -206,7 +206,7 @@ def compare(
         options["sample_weight"], counted = options["sample_weight"]
     if problem.likelihood is not None and options.get("likelihood") is None:
         options["likelihood"] = problem.likelihood
-    spending = spending_of(build, problem, options, equal=equal)
+    spending = None if equal == "epochs" else Spending(build, problem.points, options)
     recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
     trial = trial_of(problem, weights=counted, ood=arranged(ood, _columns(data)), corruptions=corruptions)
     owns, several = _checked_seeds(seed), not is_whole(seed)
@@ -237,11 +237,6 @@ def compare(
     if place is not None:
         write_json(place / "comparison.json", comparison.to_dict() | comparison.details, within=place)
     return comparison
-
-
-def spending_of(build: Any, problem: Problem, options: Mapping[str, Any], equal: str = "operations") -> Spending | None:
-    """Return what counts the operations of methods on a problem; None where budgets are counted in epochs."""
-    return None if equal == "epochs" else Spending(build, problem.points, options)
 
 
 def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
@@ -279,7 +274,7 @@ def _named(recipes: Sequence[Recipe]) -> list[tuple[str, Recipe]]:
     return [(recipe.name + (f"_{twin + 1}" if twin else ""), recipe) for recipe, twin in zip(recipes, twins)]
 
 
-def _heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
+def heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
     """Return the callback of one method: its own bar where `callbacks` draws bars."""
     return callbacks(name, recipe.epochs, recipe.length) if isinstance(callbacks, Bars) else one_of(callbacks)
 
@@ -298,7 +293,7 @@ def _asked(
         for name, recipe in _named(recipes):
             assert folder is not None
             call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
-            hear = _heard(options.get("callbacks"), name, recipe)
+            hear = heard(options.get("callbacks"), name, recipe)
             place = (folder / folder_name(name)).resolve()
             found.append((call, place, hear, options.get("on_existing", "resume")))
     return found
@@ -317,7 +312,7 @@ def _measured(
     for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
         try:
-            own = options | {"callbacks": _heard(options.get("callbacks"), name, recipe)}
+            own = options | {"callbacks": heard(options.get("callbacks"), name, recipe)}
             ensemble = train(build, problem.points, recipe, run_dir=folder, table=problem.table, **own)
         except DivergedError as error:  # the other methods get their rows
             rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})

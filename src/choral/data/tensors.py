@@ -418,7 +418,10 @@ class TensorSource(Source):
         return self._with(x=x, y=y)
 
     def _pick(self, index: Tensor) -> Batch:
-        return batches.mapped(lambda t: _rows(t, index).movedim(-1, -3) if t.dim() == 4 else _rows(t, index), self.x)
+        def picked(t: Tensor) -> Tensor:
+            return _rows(t, index).movedim(-1, -3) if t.dim() == 4 else _rows(t, index)
+
+        return picked(self.x) if isinstance(self.x, Tensor) else batches.mapped(picked, self.x)
 
     def example(self, count: int = 2) -> tuple[Batch, Tensor]:
         """Return the first points."""
@@ -427,8 +430,9 @@ class TensorSource(Source):
 
     def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield batches by indexing; arrays draw nothing."""
+        order = devices.moved(order, self.y.device)
         for start, end in bounds(order.shape[-1], batch_size, among):
-            index = devices.moved(order[..., start:end], self.y.device)
+            index = order[..., start:end]
             yield self._pick(index), _rows(self.y, index)
 
     def targets(self) -> Tensor | None:

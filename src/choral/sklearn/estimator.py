@@ -203,10 +203,8 @@ class EnsembleEstimator(BaseEstimator, ABC):
     def _held(self, table: Table, X_val: Any, y_val: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return rows that the user held out, as numbers; their targets in the shape of the others."""
         X_val = inputs.read(self, X_val, reset=False, name="X_val")
-        with inputs.called("y_val"):
-            y_val = self._read_targets(y_val, "y_val")
-        with inputs.called("X_val and y_val"):
-            check_consistent_length(X_val, y_val)
+        y_val = self._read_targets(y_val, "y_val")
+        check_consistent_length(X_val, y_val)
         if y_val.size * len(targets) != targets.size * len(y_val):
             raise InputError(
                 f"y_val has shape {y_val.shape}, and y {targets.shape}; give as many targets for each row."

@@ -17,7 +17,7 @@ from choral.base import rng
 from choral.base.arguments import guarded, is_number, is_whole, typed
 from choral.base.errors import InputError
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
-from choral.comparison.compare import recipes_for
+from choral.comparison.compare import heard, recipes_for
 from choral.data.problems import Problem, balanced
 from choral.data.sources import source_of
 from choral.engine.compute import Compute, OnExisting, is_far
@@ -165,9 +165,7 @@ class Ready:
         """Return the trained ensemble; options are those of `choral.fit`, and callbacks may be `Bars`."""
         if self.candidates:
             return choose(self, **options)
-        heard = options.get("callbacks")
-        if isinstance(heard, Bars):
-            options["callbacks"] = heard(self.recipe.name, self.planned.epochs, self.planned.length)
+        options["callbacks"] = heard(options.get("callbacks"), self.recipe.name, self.planned)
         compute = options.get("compute") or Compute()
         if compute.time_limit is not None and compute.cluster is None:
             started = getattr(compute.time_limit, "started", perf_counter())
@@ -415,9 +413,9 @@ def choose(
         if compute.executor == "auto":  # decided by size, not by a clock: the same command is to give the same members
             few = sum(p.numel() for p in build().parameters()) < defaults.STACKED
             own = replace(own, executor="vectorized" if few else "sequential")
-        heard = [line.of(candidate.name, candidate.members, recipe.epochs), *others]
+        told_to = [line.of(candidate.name, candidate.members, recipe.epochs), *others]
         own_seed = rng.key(seed, "round", candidate.round) if candidate.round else seed
-        told: dict[str, Any] = {"callbacks": heard, "progress": False, "seed": own_seed, "compute": own}
+        told: dict[str, Any] = {"callbacks": told_to, "progress": False, "seed": own_seed, "compute": own}
         return train(build, source, recipe, **known, **limits, **options, **told)
 
     drawn = somebody_watches() if progress is None else progress
