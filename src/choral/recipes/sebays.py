@@ -107,7 +107,9 @@ def sebays_no_freeze(*, gates: PredictedGates = "median", **options: Any) -> Rec
     return _sequential("sebays_no_freeze", spike_slab, closing=closing, gates=gates, **options)
 
 
-@arguments_of(sebays_freeze, but=("freeze", "inclusion", "gamma", "temperature", "clip_gates", "gate_rate", "frozen_kl"))
+@arguments_of(
+    sebays_freeze, but=("freeze", "inclusion", "gamma", "temperature", "clip_gates", "gate_rate", "frozen_kl")
+)
 def bnn_sequential(**options: Any) -> Recipe:
     """One mean-field Bayesian run that settles, is kept and is perturbed, again and again; nothing is pruned.
 
