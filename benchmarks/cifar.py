@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from choral import Compute, models
-from choral.comparison.evaluation import measure
+from choral.comparison.evaluation import evaluate, row_of
 from choral.data import HorizontalFlip, Normalize, PadCrop
 from choral.fit import fit
 from choral.plan import Adam
@@ -162,7 +162,9 @@ def main() -> None:
                 transforms=inputs,
                 compute=Compute(executor="sequential", checkpoint_seconds=20),
             )
-            row = {"label": label, "seed": seed} | measure(ensemble, x_test, y_test) | pruning(folder)
+            row = (
+                {"label": label, "seed": seed} | row_of(ensemble, evaluate(ensemble, x_test, y_test)) | pruning(folder)
+            )
             rows.append(row)
             print(f"{label} seed {seed}: accuracy {row['accuracy']:.4f} nll {row['nll']:.4f} ece {row['ece']:.4f}")
             sys.stdout.flush()

@@ -168,6 +168,8 @@ def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tup
     targets = prediction.targets(y_test)
     found = scores_of(prediction, targets, None) | calibration(prediction.probs, targets)
     found |= pruning(folder) | {"parameters": ensemble._parameters, "members": ensemble.members}
+    if len(prediction.member_probs) > 1:  # of members and draws
+        found["mutual_information"] = float(prediction.mutual_information.double().mean())
     if scale.corruptions:
         found |= corrupted(ensemble, row, scale)
     if scale.ood:

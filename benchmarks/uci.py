@@ -31,7 +31,7 @@ from choral.objectives.likelihoods import FixedGaussian, LearnedGaussian, Likeli
 from choral.plan import Adam, Fork, Operator, Seq, fork
 from choral.plan.phases import Context
 from choral.plan.state import State
-from choral.recipes import make
+from choral.recipes import make, mc_dropout
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 from datasets import loaders
@@ -243,7 +243,7 @@ def patched(name: str, runs: Path, *, epochs: int = 4000, draws: int = 10_000) -
         "emp": (lambda: small(inputs, norm, hidden), make("emp", output=False, statistics="shared", **common)),
         "dropout": (
             lambda: small(inputs, lambda _: [nn.Dropout(0.005)], hidden),
-            make("mc_dropout", rate=None, **common),
+            mc_dropout(rate=None, **common),
         ),
         "explicit_ensemble": (
             lambda: small(inputs, lambda _: [], hidden),

@@ -4,10 +4,12 @@ import inspect
 import json
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import choral
 from choral.recipes import METHODS
+from plan_picture import Drawing
 
 HERE = Path(__file__).parent
 NOTES = tomllib.loads((HERE / "method_notes.toml").read_text())
@@ -34,17 +36,35 @@ def linked(reference: str) -> str:
     return re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", reference)
 
 
+def fidelity(name: str) -> str:
+    """Return how a method differs from its paper, and which of the paper's tables were run, as docs/fidelity.md says."""
+    differs = paragraph(name, r"(?=Differs from)")
+    parts = [differs] if differs else []
+    papers, states = re.findall(r"arXiv:[\d.]*\d", METHODS[name].paper or ""), Counter[str]()
+    for section in (HERE / "fidelity.md").read_text().split("\n## ")[1:]:
+        if any(paper in section for paper in papers):
+            states = Counter(re.findall(r"^\| `[^|]*\|[^|]*\| ([^|]*) \|", section, re.MULTILINE))
+            listed = "; ".join(f"{number} {state}" for state, number in states.most_common())
+            title = section.partition("\n")[0]
+            parts.append(f"Tables and figures of {title}: {listed} ([what this means](../fidelity.md)).")
+    if papers and not states:
+        parts.append("No table of the paper has been run.")
+    if papers and "Relative(" in str(choral.recipes.make(name, epochs=60).describe()):  # a rate chosen for the data
+        parts.append("The default optimizer, batch size and epochs are choral's, not the paper's.")
+    return " ".join(parts) or "A baseline; there is no paper to differ from."
+
+
 def page(name: str) -> str:
     """Return the page of a method."""
     method, note = METHODS[name], NOTES[name]
     recipe = choral.recipes.make(name, epochs=60)
     parts = [f"# {name}", method.summary, note["idea"]]
-    parts += [f"$$\n{note['equation']}\n$$"] if "equation" in note else []
+    parts += [f"```{{raw}} html\n{Drawing(recipe).html()}\n```"]
+    parts += [f"$$\n{note['equation']}\n$$"]
     parts += [f"**Family**: {method.family}. {FAMILIES[method.family]}"]
     parts += [f"**Paper**: {linked(method.paper)}"] if method.paper else []
     parts += [f"**Cost**: {paragraph(name, 'Cost: ')}"]
-    differs = paragraph(name, r"(?=Differs from)")
-    parts += [f"**Fidelity**: {differs}"] if differs else []
+    parts += [f"**Fidelity**: {fidelity(name)}"]
     parts += ["## When to use it", note["use"], "## When not", note["avoid"], "## Example"]
     call = note.get("call", f"choral.recipes.{name}(epochs=60)")
     data = f', "{note["network"]}"' if "network" in note else ""

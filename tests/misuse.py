@@ -14,7 +14,7 @@ from torch import nn
 
 import choral
 from choral import calibration, callbacks, data, layers, metrics, models, objectives, plan, recipes
-from choral.comparison.evaluation import evaluate, measure
+from choral.comparison.evaluation import evaluate
 from choral.tables.table import learn_table
 
 api: Any = choral
@@ -445,11 +445,6 @@ def _ensemble() -> Iterator[Row]:
             "corruptions": (["fogg"],),
             "batch_size": COUNT,
         },
-    )
-    yield (
-        partial(_function, measure),
-        {"x": X, "y": Y},
-        {"x": (None, X[:, :2]), "y": (Y[:3],), "sample_weight": (Y[:3],)},
     )
 
 

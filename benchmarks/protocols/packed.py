@@ -48,6 +48,7 @@ def rates() -> list[dict[str, Any]]:
 
 
 SCALES: dict[str, dict[str, Any]] = {
+    "quick": {"network": "resnet8_narrow", "data": "cifar10", "points": 2_000, "epochs": 10, "minimum": 4},
     "cpu": {"network": "resnet18_quarter", "data": "cifar10", "points": 15_000, "epochs": 10, "minimum": 8},
     "paper": {"network": "resnet50", "data": "cifar100", "points": None, "epochs": 200, "minimum": 64},
 }
@@ -97,6 +98,28 @@ def grid(scale: str) -> tuple[Row, ...]:
         packed(scale, w, 4, g, FIGURES_5[f"{w}-{g}"])
         for w, g in PAIRS
         if (w, g) != (1, 4) and (scale == "paper" or w < 4)
+    )
+
+
+TABLE_7 = figures(
+    ("none", "starts", "batches", "starts and batches"),
+    (*MEASURES, "mutual_information"),
+    """77.63 0.0825 0.8919 0
+    81.01 0.0202 0.9110 0.1524
+    80.87 0.0178 0.9080 0.1505
+    81.10 0.0186 0.9085 0.1521""",
+)
+"""ResNet-50 with deterministic kernels."""
+
+
+def stochasticity(scale: str) -> tuple[Row, ...]:
+    """Return Table 7: what makes members differ."""
+    return tuple(
+        replace(
+            packed(scale, 2, paper=TABLE_7[label], equal_starts="starts" not in label, own_batches="batches" in label),
+            label=label,
+        )
+        for label in TABLE_7
     )
 
 
@@ -178,7 +201,11 @@ PROTOCOLS = (
     Protocol(id="packed-t5", title="alpha and gamma, four members", measures=MEASURES, **_both(8, grid, ood="cifar10"), why=SVHN,
              claims=(Claim(better="PE-(3, 4, 1)", worse="PE-(1, 4, 1)"),)),
     Protocol(id="packed-t6", title="Criteria of strangeness", measures=OOD, **_both(3, criteria, ood="cifar10"), why="digits: `ood_digits.json`; " + SVHN),
-    Protocol(id="packed-t7", title="Sources of stochasticity", missing=True, why="packed has no switches for equal starts and own batches"),
+    Protocol(id="packed-t7", title="Sources of stochasticity", measures=(*MEASURES, "mutual_information"),
+             why="non-deterministic kernels are not used; " + SVHN, **_both(3, stochasticity, ood="cifar10"),
+             quick=Scale(rows=stochasticity("quick"), epochs=10, seeds=1, hours=0.1, ood="cifar100", test_rows=2_000),
+             claims=(Claim(better="starts", worse="none", measure="mutual_information"),
+                     Claim(better="batches", worse="none", measure="mutual_information"))),
     Protocol(id="packed-t8", title="Training and prediction speed", why="on CPUs; `prediction.json` has predictions; on a GPU `gpu.py --device cuda`",
              earlier="shared_speed.json"),
     Protocol(id="packed-t9", title="Packed ResNet-50 and ResNeXt-50 on CIFAR-10", measures=("accuracy", "nll", "ece", "ood_aupr", "ood_auroc"),

@@ -1,5 +1,6 @@
 """Prune and Tune Ensembles: Whitaker & Whitley, AAAI 2022, arXiv:2202.11782."""
 
+from dataclasses import replace
 from typing import Any
 
 from choral.plan import Adam
@@ -25,7 +26,9 @@ ACCURACY = {
 }
 
 
-def small_budget(network: str, data: str = "cifar10", points: int | None = None) -> tuple[Row, ...]:
+def small_budget(
+    network: str, data: str = "cifar10", points: int | None = None, batch_size: int = 128
+) -> tuple[Row, ...]:
     """Return the five lines of Table 1 for a network: 16 epochs, Adam at 0.001, ensembles of eight."""
     text = ACCURACY.get((network, data), "- - - - -").replace(" ", "\n")
     found = figures(LABELS, ("accuracy",), text)
@@ -37,7 +40,7 @@ def small_budget(network: str, data: str = "cifar10", points: int | None = None)
         ("prune_and_tune", {"pruning": "anti_random", **CHILDREN}),
     )
     return tuple(
-        Row(label=label, method=method, options=options, training=ADAM, epochs=16, network=network,
+        Row(label=label, method=method, options=options, training=replace(ADAM, batch_size=batch_size), epochs=16, network=network,
             data=data, points=points, paper=found[label])
         for label, (method, options) in zip(LABELS, methods)
     )  # fmt: skip
@@ -142,7 +145,7 @@ PROTOCOLS = (
         id="pat-t1",
         title="Accuracy after 16 epochs",
         measures=("accuracy",),
-        quick=Scale(rows=small_budget("lenet_s", points=5_000), epochs=16, hours=0.1),
+        quick=Scale(rows=small_budget("lenet_s", points=5_000, batch_size=32), epochs=16, hours=0.1),
         cpu=Scale(
             rows=tuple(r for n in ("lenet_s", "lenet_m", "lenet_l") for r in small_budget(n)), epochs=16, hours=14
         ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from choral.base.errors import InputError
-from choral.recipes import make
+from choral.recipes import METHODS
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
 
@@ -54,11 +54,11 @@ class Row:
         if self.training is not None:
             given["training"] = self.training
         if self.epochs is None:
-            return make(self.method, **given)
+            return METHODS[self.method].call(**given)
         for budget in range(max(1, round(factor * self.epochs)), self.epochs):
             with contextlib.suppress(InputError):
-                return make(self.method, budget=budget, **given)
-        return make(self.method, budget=self.epochs, **given)
+                return METHODS[self.method].call(budget=budget, **given)
+        return METHODS[self.method].call(budget=self.epochs, **given)
 
 
 @dataclass(frozen=True, kw_only=True)

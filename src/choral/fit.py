@@ -20,6 +20,7 @@ from choral.callbacks import watched
 from choral.data.inputs import Transforms
 from choral.engine.compute import Compute, OnExisting, Store, is_far, using
 from choral.engine.events import Callback
+from choral.engine.files import sha256
 from choral.engine.folder import claimed, run_of
 from choral.engine.job import Call, Job, call_of, in_agreement
 from choral.engine.parts import Parts, parts_of
@@ -29,7 +30,7 @@ from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble import saving
 from choral.ensemble.ensemble import Ensemble, said_of
-from choral.ensemble.held_out import digest_of, read_folds, settle_folds, settle_noise, warn_if_constant
+from choral.ensemble.held_out import read_folds, settle_folds, settle_noise, warn_if_constant
 from choral.ensemble.saving import load_file, load_folder
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
@@ -258,7 +259,7 @@ def load(
     path = Path(str(path)).absolute()  # members are read later, perhaps in another working folder
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search
         found = load_file(path / "ensemble.choral", build, **options)
-        read_folds(found, path, digest_of(path / "ensemble.choral"))
+        read_folds(found, path, sha256((path / "ensemble.choral").read_bytes()))
         return found
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")

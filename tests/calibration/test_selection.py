@@ -56,6 +56,11 @@ def _slow(prediction: Predictive, targets: Tensor, picks: int) -> list[int]:
     return chosen
 
 
+def _greedy(prediction: Predictive, targets: Tensor, weights: Tensor | None = None, picks: int = 32) -> GreedySelection:
+    values, loss = prediction.blend(targets)
+    return greedy_selection(values, loss, picks=picks, weights=weights)
+
+
 def _cost(prediction: Predictive, targets: Tensor, rows: list[int]) -> float:
     return prediction.of_rows(rows).brief(targets)[prediction.score]
 
@@ -63,13 +68,13 @@ def _cost(prediction: Predictive, targets: Tensor, rows: list[int]) -> float:
 @pytest.mark.parametrize("task", sorted(_each_task(0)))
 def test_the_choices_are_those_of_a_slow_search_by_the_tasks_own_score(task: str) -> None:
     prediction, targets = _each_task(3)[task]
-    got = prediction.greedy(targets, picks=4)
+    got = _greedy(prediction, targets, picks=4)
     chosen = _slow(prediction, targets, 4)
     costs = [_cost(prediction, targets, chosen[: k + 1]) for k in range(4)]
     kept = chosen[: 1 + min(range(4), key=lambda k: round(costs[k], 6))]
     assert list(got.counts) == [kept.count(i) for i in range(len(prediction))]
     assert list(got.losses) == pytest.approx(costs[: len(kept)], rel=1e-5)
-    weighed = prediction.weighed(prediction.weights_of(got))
+    weighed = prediction.weighed(got.weights)
     assert weighed.brief(targets)[prediction.score] == pytest.approx(got.loss, rel=1e-5)
 
 
@@ -99,17 +104,7 @@ def test_points_of_no_weight_do_not_count_and_a_double_weight_is_the_point_twice
     weights = torch.tensor([0.0] * 6 + [2.0] * 6 + [1.0] * 12)
     rows = [*range(6, 12), *range(6, 24)]
     again = Regression(prediction.member_values[:, rows], prediction.member_variances[:, rows])  # type: ignore[attr-defined]
-    assert prediction.greedy(targets, weights=weights).counts == again.greedy(targets[rows]).counts
-
-
-def test_draws_of_one_member_are_chosen_together() -> None:
-    logits, labels = _draw(1, 6, _ROWS, 3), _targets(1, 3, _ROWS)
-    prediction = Classification(logits, learners=(0, 0, 1, 1, 2, 2))
-    got = prediction.greedy(labels, picks=3)
-    assert len(got.counts) == 3
-    weights = prediction.weights_of(got)
-    assert weights[0::2] == weights[1::2]
-    assert prediction.weighed(weights).brief(labels)["nll"] == pytest.approx(got.loss, abs=1e-6)
+    assert _greedy(prediction, targets, weights).counts == _greedy(again, targets[rows]).counts
 
 
 def test_a_member_that_diverged_is_never_chosen() -> None:
@@ -138,7 +133,6 @@ def test_wrong_arguments_are_refused() -> None:
 def test_it_is_written_as_plain_numbers_and_read_back() -> None:
     value = GreedySelection(counts=(2, 0, 1), losses=(1.0, 0.5, 0.25))
     assert from_dict(value.to_dict()) == value
-    assert value.stacking() == StackingWeights(weights=(2 / 3, 0.0, 1 / 3))
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "quantiles"])
@@ -149,18 +143,16 @@ def test_an_ensemble_predicts_saves_and_loads_with_the_weights(likelihood: str, 
     training = Training(lr=0.01, optimizer=Adam(), batch_size=16)
     recipe = make("deep_ensemble", budget=4, members=4, training=training)
     ensemble = choral.fit(lambda: models.mlp(2, outputs, hidden=(4,)), (x, y), recipe, likelihood=likelihood)
-    chosen = ensemble.calibrated(x, y, greedy=8)
-    (weights,) = chosen.posthoc
-    before, after = ensemble._predictive(x), chosen._predictive(x)
-    assert isinstance(weights, StackingWeights)
+    before = ensemble._predictive(x)
+    weights = StackingWeights(weights=_greedy(before, before.targets(y), picks=8).weights)
+    chosen = ensemble.with_posthoc(weights)
+    after = chosen._predictive(x)
     assert after.weights == weights.weights
     score = before.score
     alone = [before.of_rows([i]).brief(before.targets(y))[score] for i in range(4)]
     assert after.brief(after.targets(y))[score] <= min(alone) + 1e-9
     chosen.save(tmp_path / "e.choral")
     assert torch.equal(choral.load(tmp_path / "e.choral")._predictive(x).mean, after.mean)
-    with pytest.raises(InputError, match="give one of them"):
-        ensemble.calibrated(x, y, greedy=8, stacking=True)
 
 
 def test_bagged_selection_takes_more_members_and_is_decided_by_the_seed() -> None:

@@ -75,17 +75,6 @@ def test_a_penalty_makes_the_largest_sets_smaller() -> None:
     assert sizes[0.5].max() < sizes[0.0].max()
 
 
-def test_keeping_the_top_class_leaves_no_set_empty_and_only_adds() -> None:
-    probs, labels = case(6, 2_000, sharpness=1.0)
-    probs = (probs.log() * 3).softmax(-1)
-    bare = fit_conformal_sets(probs, labels, level=0.6)
-    full = fit_conformal_sets(probs, labels, level=0.6, keeps_top=True)
-    sets, more = bare.apply(probs), full.apply(probs)
-    assert evaluate_sets(sets, labels)["empty"] > 0
-    assert evaluate_sets(more, labels)["empty"] == 0
-    assert (more | ~sets).all()
-
-
 def test_random_shares_come_from_the_seed() -> None:
     probs, labels = case(7, 500, sharpness=1.0)
     rule = fit_conformal_sets(probs, labels, seed=1)

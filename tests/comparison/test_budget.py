@@ -6,7 +6,7 @@ import torch
 import choral
 from choral import models
 from choral.base.errors import InputError
-from choral.comparison.compare import Spending, below, compare, recipes_for, spending_of, within
+from choral.comparison.compare import Spending, below, compare, recipes_for, within
 from choral.data.problems import Problem
 from choral.plan import SGD, Adam
 from choral.plan.cost import short
@@ -106,7 +106,6 @@ def test_a_comparison_says_what_was_equal_and_who_lacks_steps():
     assert [(row["members"], row["epochs"]) for row in found.rows] == [(1, 8), (2, 2)]
     by_epochs = compare(small, problem, ["batch_ensemble"], budget=2, equal="epochs", training=SHARED)
     assert by_epochs.rows[0]["epochs"] == 2
-    assert spending_of(small, problem, {}, equal="epochs") is None
     with pytest.raises(InputError, match="equal is 'flops'"):
         compare(small, problem, ["single"], equal="flops")  # type: ignore[arg-type]
 

@@ -90,6 +90,17 @@ def run(path, rows):
     return {o.name: torch.from_numpy(value) for o, value in zip(session.get_outputs(), found)}
 
 
+def about_of(path):
+    """Return what a file says about itself."""
+    if path.suffix == ".onnx":
+        import onnxruntime
+
+        return json.loads(onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["choral.json"])
+    with zipfile.ZipFile(path) as held:
+        (name,) = (n for n in held.namelist() if n.endswith("choral.json"))
+        return json.loads(held.read(name))
+
+
 def agrees(ensemble, path, x, rows, *, members=False, close=1e-5):
     """Compare a file with the prediction of x; at random shares sets are compared with those without."""
     found = run(path, rows)
@@ -106,10 +117,20 @@ def needs(suffix):
             pytest.importorskip(name, reason=f"{name} is in the extra 'onnx'")
 
 
+@pytest.mark.parametrize("case", ["packed resnet", "mc_dropout lenet", "batch_ensemble transformer"])
+def test_kinds_of_networks_and_methods_as_onnx(case, tmp_path):
+    compared(*case.split(), ".onnx", tmp_path)
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 @pytest.mark.parametrize("network", list(NETWORKS))
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_graph_predicts_what_the_ensemble_does_for_any_number_of_rows(method, network, suffix, tmp_path):
+    compared(method, network, suffix, tmp_path)
+
+
+def compared(method, network, suffix, tmp_path):
+    """Export an ensemble with a temperature and conformal sets, and compare the file with it for several numbers of rows."""
     needs(suffix)
     path = tmp_path / f"model{suffix}"
     try:
@@ -138,7 +159,7 @@ def regression(method="deep_ensemble", outputs=2, **options):
 def test_conformal_intervals_are_those_of_predict(rule, suffix, tmp_path):
     needs(suffix)
     path, (x, y) = tmp_path / f"model{suffix}", lines(60)
-    ensemble = regression().calibrated(x, y, level=0.8, conformal=rule, greedy=8)
+    ensemble = regression().calibrated(x, y, level=0.8, conformal=rule, stacking=True)
     ensemble.export(path)
     found, (lower, upper) = run(path, x[:9]), ensemble.predict(x[:9]).conformal_interval()
     assert found["lower"].shape == (9,)
@@ -173,9 +194,7 @@ def test_it_runs_without_choral_and_says_what_it_is(tmp_path):
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
     torch.testing.assert_close(torch.load(tmp_path / "y.pt"), ensemble.predict(X).probs, rtol=1e-4, atol=1e-6)
-    with zipfile.ZipFile(path) as held:
-        (name,) = (n for n in held.namelist() if n.endswith("choral.json"))
-        about = json.loads(held.read(name))
+    about = about_of(path)
     assert about["task"] == "classification"
     assert about["method"] == "packed"
     assert about["level"] == 0.9
@@ -190,8 +209,7 @@ def test_an_onnx_file_says_what_it_is(tmp_path):
     ensemble = choral.fit(mlp, (X, Y), few("single"))
     ensemble.export(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    about = json.loads(session.get_modelmeta().custom_metadata_map["choral.json"])
-    assert about["digest"] == ensemble._digest
+    assert about_of(tmp_path / "model.onnx")["digest"] == ensemble._digest
     assert [i.name for i in session.get_inputs()] == ["x"]
     assert isinstance(session.get_inputs()[0].shape[0], str)
 
@@ -224,16 +242,56 @@ def test_awkward_networks_too(kind, tmp_path):
     agrees(ensemble, tmp_path / "program.pt2", x, x, close=1e-4)
 
 
-def test_networks_trained_elsewhere_and_tables(tmp_path):
+def test_networks_trained_elsewhere(tmp_path):
     given = choral.ensemble_of([convnet(), convnet()], data=(X, Y))
     given.export(tmp_path / "given.pt2", X)
     agrees(given, tmp_path / "given.pt2", X, X)
+
+
+def houses(rows=60):
+    """Return a table with every kind of column and cells without a value in each."""
+    draw = np.random.default_rng(0)
+    when = pd.Timestamp("2020-01-01") + pd.to_timedelta(draw.integers(0, 10**8, rows), unit="s")
     frame = pd.DataFrame(
-        {"size": np.arange(40.0), "town": ["Ulm", "Bonn"] * 20, "sold": ["yes", "no", "no", "yes"] * 10}
-    )
-    fitted = choral.fit_table(frame, "sold", members=2, epochs=4)
-    fitted.export(tmp_path / "table.pt2")
-    agrees(fitted, tmp_path / "table.pt2", frame, torch.as_tensor(fitted.table.inputs(frame, path="frame")))
+        {
+            "size": 1e6 + draw.normal(0, 3, rows),  # float32 has no digits left for what differs
+            "rent": [f"${value:,.2f}" for value in draw.uniform(500, 5000, rows)],
+            "sold": when,
+            "built": when.strftime("%Y-%m-%d"),
+            "town": draw.choice(["Ulm", "Bonn", "Kiel"], rows),
+            "street": [*draw.choice([f"street {i}" for i in range(5)], rows - 5), *"abcde"],
+            "garden": draw.choice(["yes", "no"], rows),
+            "state": draw.choice(["poor", "fair", "good"], rows),
+        }
+    ).astype(object)
+    for number, name in enumerate(frame.columns):
+        frame.loc[number::9, name] = None
+    return frame.assign(price=1000 * draw.normal(200, 30, rows))
+
+
+@pytest.mark.filterwarnings("ignore:.*was not in the training data")
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_graph_encodes_the_columns_of_a_table(suffix, tmp_path):
+    needs(suffix)
+    frame, path = houses(), tmp_path / f"houses{suffix}"
+    columns = choral.Columns(orders={"state": ("poor", "fair", "good")})
+    fitted = choral.fit_table(frame, "price", members=2, epochs=4, columns=columns).calibrated(frame, level=0.8)
+    fitted.export(path)
+    later = frame.drop(columns="price")
+    later.loc[0] = [2e6, "$1.00", pd.Timestamp("2031-05-06 07:08"), "2031-05-06", "Rome", "b", "no", "fair"]
+    later.loc[1] = None
+    read = fitted.table.read(later)
+    days = (pd.Timestamp("2031-05-06 07:08") - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)
+    assert read[0].tolist() == [2e6, 1.0, days, int(days), -1, -1, 0, 1]
+    assert np.isnan(read[1]).all()
+    assert fitted.table.used[5].other
+    found = agrees(fitted, path, later, torch.from_numpy(read))
+    torch.testing.assert_close(found["lower"], fitted.predict(later).conformal_interval()[0].float())
+    numbers = {c["name"]: c for c in about_of(path)["columns"]}
+    assert "1970" in numbers["sold"]["number"]
+    assert numbers["town"]["values"] == ["Bonn", "Kiel", "Ulm"]
+    with pytest.raises(InputError, match="x has no column 'rent'"):
+        fitted.export(path, later.drop(columns="rent"))
 
 
 class Forgetful(nn.Module):

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 import choral
 from choral import SGD, Objective, Recipe, Reset, Train, Training, fork, models, seq
 from choral.base.errors import InputError
-from choral.comparison.evaluation import evaluate, measure
+from choral.comparison.evaluation import evaluate
 from choral.objectives import L2, Bernoulli, Categorical, Poisson
 from choral.plan import Collect
 from choral.plan.schedules import Constant
@@ -196,7 +196,7 @@ def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
     for one, other in zip(weighted["sizes"], repeated["sizes"]):
         assert one["nll"] == pytest.approx(other["nll"], rel=1e-6)
     assert not {"reliability", "coverage", "classes"} & weighted.keys()
-    assert measure(ensemble, X, y, sample_weight=COUNTS)["nll"] == weighted["scores"]["nll"]
+    assert ensemble.evaluate(X, y, sample_weight=COUNTS)["nll"] == weighted["scores"]["nll"]
 
 
 def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):

@@ -47,7 +47,7 @@ def test_a_run_without_its_noise_is_refused_and_not_given_that_of_the_targets(tm
     (tmp_path / "run/likelihood.json").unlink()
     with pytest.raises(RunError, match="noise of the run"):
         load(tmp_path / "run", build=build)
-    with pytest.warns(UserWarning, match="deviations would be those of the targets"):
+    with pytest.warns(UserWarning, match="deviations are those of the targets"):
         taken = load(tmp_path / "run", build=build, partial=True)
     assert (taken.predict(X).std > 2 * whole).all()
     torch.testing.assert_close(fit(build, (X, 100 * Y), recipe, **call).predict(X).std, whole)

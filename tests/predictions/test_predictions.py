@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import distributions as d
 
+from choral.base.errors import InputError
 from choral.predictions import Classification, Regression
 
 G = torch.Generator().manual_seed(0)
@@ -22,6 +23,21 @@ def test_logits_averaging_is_a_choice():
     logits = torch.randn(3, 5, 4, generator=G)
     assert torch.allclose(Classification(logits, "logits").probs, logits.mean(0).softmax(-1))
     assert torch.allclose(Classification(logits).probs, logits.softmax(-1).mean(0))
+
+
+def test_votes_count_members_and_mean_probabilities_decide_ties():
+    sure, unsure, other = [0.0, 9.0, 0.0], [0.0, 0.1, 0.0], [5.0, 0.0, 0.0]
+    vote = Classification(torch.tensor([[other], [unsure], [unsure]]), "vote")
+    assert vote.labels.tolist() == [1]  # two votes against one, although the mean probability is that of class 0
+    assert Classification(vote.logits).labels.tolist() == [0]
+    torch.testing.assert_close(vote.probs[0], torch.tensor([1 / 3, 2 / 3, 0.0]), atol=1e-3, rtol=0)
+    assert (vote.probs > 0).all()
+    assert vote.probs.sum().item() == pytest.approx(1)
+    for first, second in ((other, sure), (sure, other)):
+        tied = Classification(torch.tensor([[first], [second]]), "vote")
+        assert tied.labels.tolist() == [1]  # the surer of the two
+    with pytest.raises(InputError, match="no mixture"):
+        vote.fit_temperature(torch.tensor([1]), per="ensemble")
 
 
 def test_mixture_moments_match_samples():

@@ -9,6 +9,7 @@ from choral.fit import fit
 from choral.plan import Reset
 from choral.plan.walk import Visitor, trainings, walk
 from choral.recipes import make
+from choral.recipes.training import Training
 from choral.testing.problems import CALM, PROBLEMS
 
 
@@ -55,6 +56,19 @@ def test_fge_trains_on_the_first_part_of_a_schedule_for_the_whole_budget():
 )
 def test_fge_splits_other_budgets_the_same_way(options, epochs):
     assert [at for at, _ in kept_at(make("fge", **options))] == epochs
+
+
+@pytest.mark.parametrize("schedule", ["linear_drop", "cosine", "steps"])
+def test_horizontal_voting_keeps_the_last_epochs_of_one_schedule(schedule):
+    training = Training(lr=0.1, optimizer="sgd", schedule=schedule)
+    recipe = make("horizontal_voting", epochs=20, members=4, training=training)
+    assert [at for at, _ in kept_at(recipe)] == [17, 18, 19, 20]
+    phases = trainings(recipe.plan)
+    assert [phase.memory for phase in phases] == ["fresh", "carried", "carried", "carried"]
+    rates = [phase.schedule.rate(step, 5 * phase.epochs) for phase in phases for step in range(5 * phase.epochs)]
+    assert rates == pytest.approx([training.full().rate(step, 100) for step in range(100)])
+    with pytest.raises(InputError, match="3 epochs in all are too few for 4 members"):
+        make("horizontal_voting", epochs=3, members=4)
 
 
 def test_fge_refuses_what_cannot_be_split():

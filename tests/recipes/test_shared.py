@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from choral import Compute
 from choral.base.errors import InputError, PlanError
 from choral.fit import fit
 from choral.recipes import make
+from choral.testing.problems import CALM, PROBLEMS
 
 
 def trained():
@@ -132,3 +134,57 @@ def test_packed_members_of_small_perceptrons_have_its_full_width():
     assert widths(large)["0"] == (8, 256)
     images = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(72, 3))
     assert widths(images)["0"] == (3, 4)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "loop"])
+def test_packed_members_of_equal_starts_stay_equal(kernel):
+    """No biases before BatchNorm: their gradient is rounding, which Adam makes steps of."""
+
+    def rows():
+        return nn.Sequential(nn.Linear(6, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
+
+    def images():
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)
+        )
+
+    for build, problem in ((rows, "classification"), (images, "images")):
+        x, y = PROBLEMS[problem].data()
+
+        def seen(build=build, x=x):
+            network = build()
+            network(x[:2].float())  # sizes of lazy layers
+            return network
+
+        for equal in (True, False):
+            recipe = make("packed", budget=3, members=3, width=2.0, equal_starts=equal, kernel=kernel, training=CALM)
+            prediction = fit(seen, (x, y), recipe)._predictive(x)
+            apart = float((prediction.member_probs - prediction.member_probs[:1]).abs().max())
+            assert (apart < 1e-6) if equal else (apart > 1e-2)
+            information = float(prediction.mutual_information.max())
+            assert (information < 1e-5) if equal else (information > 1e-4)
+
+
+def test_packed_members_may_read_batches_of_their_own():
+    """With equal starts and no dropout batches alone make them differ; both executors read the same ones."""
+
+    def build():
+        return nn.Sequential(nn.Linear(6, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
+
+    x, y = PROBLEMS["classification"].data()
+    found = {}
+    for executor in ("sequential", "vectorized"):
+        recipe = make("packed", budget=3, members=3, own_batches=True, equal_starts=True, training=CALM)
+        ensemble = fit(build, (x, y), recipe, compute=Compute(executor=executor))
+        found[executor] = ensemble._predictive(x).member_probs
+        assert (found[executor] - found[executor][:1]).abs().max() > 1e-3
+    torch.testing.assert_close(found["sequential"], found["vectorized"], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["emp", "ecmp"])
+def test_biases_of_patched_networks_have_a_precision_of_their_own(name):
+    (penalty,) = make(name, precision=2.0, bias_precision=3.0).objective.penalties
+    params = {"a.weight": torch.ones(4), "a.bias": torch.ones(2), "n.patches.bias": torch.ones(5, 1)}
+    assert float(penalty(params, {}, 0.0)) == pytest.approx(0.5 * (2.0 * 4 + 3.0 * 2 + 3.0))
+    with pytest.raises(InputError, match="give both"):
+        make(name, bias_precision=3.0)

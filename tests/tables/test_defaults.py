@@ -14,10 +14,10 @@ from choral.recipes import make
 from choral.tables.defaults import default_model, factory, is_table, stopping, training_for, usual
 
 
-def problem(rows=400, shape=(5,), image_shape=None):
+def problem(rows=400, shape=(5,), image_shape=None, dtype=np.float32):
     g = np.random.default_rng(0)
     x = g.normal(size=(rows, *shape)).astype(np.float32)
-    y = np.floor(2 * x.reshape(rows, -1)[:, 0]).astype(np.float32)  # steps, which a plain perceptron learns slowly
+    y = np.floor(2 * x.reshape(rows, -1)[:, 0]).astype(dtype)  # steps, which a plain perceptron learns slowly
     return Problem("steps", x, y, x[:50], y[:50], image_shape=image_shape)
 
 
@@ -46,9 +46,14 @@ def test_a_member_has_its_whole_training_however_many_there_are():
     assert usual(p, None, training, model="mlp").validation is None
 
 
-@pytest.mark.parametrize(("rows", "patience"), [(100, 40), (400, 20), (1500, 20), (200_000, 20)])
-def test_a_member_waits_for_enough_steps_of_a_small_table(rows, patience):
-    assert stopping(rows).patience == patience
+@pytest.mark.parametrize(
+    ("rows", "patience", "quick"), [(100, 150, 40), (400, 47, 20), (1500, 20, 20), (200_000, 20, 20)]
+)
+def test_a_member_waits_for_enough_steps_of_a_small_table(rows, patience, quick):
+    regression, classes = problem(rows), problem(rows, dtype=np.int64)
+    assert (stopping(regression).patience, stopping(classes).patience) == (patience, quick)
+    rates = [training_for(p, model="tabular").lr for p in (regression, classes)]
+    assert (rates == [0.001, 0.004]) == (rows < 1000)
 
 
 def ready(tmp_path, **said):
@@ -68,14 +73,14 @@ def test_what_is_said_goes_before_the_usual(tmp_path):
         8,
         8,
         None,
-        stopping(400, by="ensemble"),
+        stopping(problem(), by="ensemble"),
     )
     named = ready(tmp_path, method="deep_ensemble")
     assert (named.recipe.members, named.folds, named.validation, named.early_stopping) == (
         8,
         None,
         0.2,
-        stopping(400),
+        stopping(problem()),
     )
     found = ready(tmp_path, validation=0.0)
     assert (found.recipe.members, found.recipe.epochs, found.validation, found.early_stopping) == (4, 800, None, None)

@@ -7,7 +7,9 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -33,6 +35,14 @@ class InputError(ChoralError, ValueError):
 
 class NotFiniteError(InputError):
     """Numbers that are to be measured are NaN or infinite."""
+
+
+def needed(module: str, extra: str) -> Any:
+    """Return an optional module; InputError names the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InputError(f"this needs {error.name or module}; install it: pip install 'choral[{extra}]'.") from error
 
 
 class PlanError(ChoralError, ValueError):

@@ -83,7 +83,7 @@ class Conformal(Correction):
 
     def corrected(self, prediction: Any) -> Any:
         """Return the prediction with it applied."""
-        return prediction.with_rule(self)
+        return replace(prediction, conformal=self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,14 +248,12 @@ class ConformalSets(Conformal):
         penalty: added to the score for each rank beyond `free_classes` (lambda of RAPS; 0 is APS).
         free_classes: ranks without penalty (k_reg of RAPS).
         randomized: the last class counts with a random share of its probability, which makes coverage exact.
-        keeps_top: the most probable class is always in the set, so no set is empty and coverage can only rise.
     """
 
     threshold: float | None
     penalty: float = 0.0
     free_classes: int = 0
     randomized: bool = True
-    keeps_top: bool = False
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
         """Return which classes are in each row's set. Shapes: probs (batch, class) -> booleans (batch, class).
@@ -269,10 +267,7 @@ class ConformalSets(Conformal):
 
     def inside(self, probs: Tensor, shares: Tensor | float) -> Tensor:
         """Return the sets of float64 probabilities whose last class counts with these shares of its probability (batch, 1)."""
-        if self.threshold is None:
-            return probs >= 0
-        sets = self.scores(probs, shares) <= self.threshold
-        return sets | (probs >= probs.max(-1, keepdim=True).values) if self.keeps_top else sets
+        return probs >= 0 if self.threshold is None else self.scores(probs, shares) <= self.threshold
 
     def scores(self, probs: Tensor, shares: Tensor | float) -> Tensor:
         """Return the score of every class (batch, class): the probability of all likelier ones, a share of its own, the penalty."""
@@ -310,7 +305,6 @@ def fit_conformal_sets(
     penalty: float = 0.0,
     free_classes: int = 0,
     randomized: bool = True,
-    keeps_top: bool = False,
     seed: int = 0,
 ) -> ConformalSets:
     """Return the rule whose sets hold the true class with probability `level`: APS, or RAPS with a penalty.
@@ -319,8 +313,7 @@ def fit_conformal_sets(
         probs: (batch, class) of held-out rows, from the ensemble as it will be used.
         labels: (batch,).
         level: probability to cover, 1 - alpha.
-        penalty, free_classes: see `ConformalSets`; 0 is APS, RAPS uses for example 0.01 and 5 with many classes.
-        randomized, keeps_top: see `ConformalSets`.
+        penalty, free_classes, randomized: see `ConformalSets`; 0 is APS, RAPS uses for example 0.01 and 5 with many classes.
         seed: of the random shares.
 
     Reference: Romano, Sesia & Candès, "Classification with Valid and Adaptive Coverage", 2020, arXiv:2006.02544;
@@ -331,13 +324,7 @@ def fit_conformal_sets(
         raise InputError(f"penalty is {penalty} and free_classes {free_classes}; neither can be negative.")
     probs = checked_probs(probs)
     own = checked_labels(labels, probs).unsqueeze(1)
-    rule = ConformalSets(
-        threshold=None,
-        level=level,
-        penalty=penalty,
-        free_classes=free_classes,
-        randomized=randomized,
-        keeps_top=keeps_top,
-    )
+    made: dict[str, Any] = {"penalty": penalty, "free_classes": free_classes, "randomized": randomized}
+    rule = ConformalSets(threshold=None, level=level, **made)
     scores = rule.scores(probs, _shares(probs, seed) if randomized else 1.0)
     return replace(rule, threshold=conformal_threshold(scores.gather(1, own).squeeze(1), level))

@@ -21,7 +21,15 @@ from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import Value
 from choral.metrics.classification import logits_nll, nll_rows
-from choral.metrics.inputs import checked_finite, checked_labels, checked_probs, checked_weights, double, row_chunks
+from choral.metrics.inputs import (
+    checked_finite,
+    checked_labels,
+    checked_probs,
+    checked_weights,
+    double,
+    mixture_log,
+    row_chunks,
+)
 
 _COLDEST, _HOTTEST = 0.05, 20.0
 
@@ -99,37 +107,23 @@ def fit_temperature(
             f"member_logits has shape {tuple(logits.shape)}; it must be (member, batch, class), not empty."
         )
     members, labels, shares = len(logits), checked_labels(labels, logits), checked_weights(weights, logits)
-
-    grid = np.linspace(-np.log(_HOTTEST), -np.log(_COLDEST), 9)  # of log inverse temperatures
-    start = min(grid, key=lambda point: _nll_and_slope(np.full(members, point), logits, labels, shares)[0])
+    own = labels.expand(members, -1).unsqueeze(-1)
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _nll_and_slope(np.broadcast_to(point, members), logits, labels, shares)
-        return value, slope if per == "member" else slope.sum(keepdims=True)
+        """Return the ensemble's mean NLL at log inverse temperatures, and its gradient."""
+        at = torch.tensor(point, device=logits.device, requires_grad=True)
+        scores = (at.exp().reshape(-1, 1, 1) * logits).log_softmax(-1).gather(-1, own).squeeze(-1)
+        nll = -mixture_log(scores, shares).mean()
+        (slope,) = torch.autograd.grad(nll, at)
+        return float(nll.detach()), slope.cpu().numpy()
 
+    grid = np.linspace(-np.log(_HOTTEST), -np.log(_COLDEST), 9)
+    start = min(grid, key=lambda point: objective(np.array([point]))[0])
     free = members if per == "member" else 1
     fitted = minimize(objective, np.full(free, start), jac=True, method="L-BFGS-B", bounds=[(grid[0], grid[-1])] * free)
     found = Temperature(temperatures=tuple(float(t) for t in np.exp(-fitted.x)))
     before = logits_nll(member_logits, labels, weights=weights)
     return found if logits_nll(found.apply(member_logits), labels, weights=weights) < before else Temperature()
-
-
-def _nll_and_slope(point: np.ndarray, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, np.ndarray]:
-    """Return the mixture's mean NLL at log inverse temperatures `point` and its derivative by each of them.
-
-    With b = exp(point), s = log softmax(b z)_y: ds / dpoint = b (z_y - E_p z), weighed by the member's responsibility.
-    """
-    log_scores, slopes = [], []
-    for inverse, z in zip(np.exp(point).tolist(), logits):  # one member at a time keeps memory at (batch, class)
-        log_probs = (inverse * z).log_softmax(-1)
-        own = labels.unsqueeze(-1)
-        log_scores.append(log_probs.gather(-1, own).squeeze(-1))
-        slopes.append(inverse * (z.gather(-1, own).squeeze(-1) - (log_probs.exp() * z).sum(-1)))
-    joint = torch.stack(log_scores) + weights.log().unsqueeze(-1)
-    total = joint.logsumexp(0)
-    responsibility = (joint - total).exp()
-    slope = -(responsibility * torch.stack(slopes)).mean(1)
-    return float(-total.mean()), slope.cpu().numpy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +155,7 @@ class StackingWeights(Correction):
 
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the weighted average over members of probabilities or means. Shapes: (member, ...) -> (...)."""
-        return torch.einsum("m,m...->...", self.tensor.to(member_values), member_values)
+        return torch.tensordot(self.tensor.to(member_values), member_values, dims=1)
 
 
 def label_log_scores(member_probs: Tensor, labels: Tensor) -> Tensor:
@@ -247,10 +241,6 @@ class GreedySelection(Value):
     def loss(self) -> float:
         """Held-out loss of what was chosen."""
         return self.losses[-1]
-
-    def stacking(self) -> StackingWeights:
-        """Return the shares as the correction that an ensemble takes: `ensemble.with_posthoc(selection.stacking())`."""
-        return StackingWeights(weights=self.weights)
 
 
 def mixture(member_log_scores: Tensor) -> tuple[Tensor, Loss]:

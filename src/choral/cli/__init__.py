@@ -7,17 +7,12 @@ import time
 def main() -> None:
     """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
     started = time.perf_counter()  # of a time limit: loading torch counts
-    try:
-        from choral.cli.process import guarded, processes
+    from choral.cli.process import guarded, processes
 
-        def run() -> int:
-            from choral.cli.app import app
+    def run() -> int:
+        from choral.cli.app import app
 
-            with processes():
-                return app(standalone_mode=False, obj=started) or 0
+        with processes():
+            return app(standalone_mode=False, obj=started) or 0
 
-        code = guarded(run)
-    except KeyboardInterrupt:  # before the guard was there
-        sys.stderr.write("choral: interrupted; run the same command again.\n")
-        code = 130
-    sys.exit(code)
+    sys.exit(guarded(run))

@@ -221,7 +221,8 @@ def export(
     from choral.fit import load
 
     loaded = load(ensemble)
-    loaded.export(to, None if data is None else read_rows(loaded, data)[0], with_members=members)
+    x, _, frame = (None, None, None) if data is None else read_rows(loaded, data)
+    loaded.export(to, x if frame is None else frame, with_members=members)
     about = describe(loaded)
     if json:
         write_json({name: about[name] for name in ("method", "task", "members", "level", "digest")} | {"path": str(to)})

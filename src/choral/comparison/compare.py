@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -206,7 +206,7 @@ def compare(
         options["sample_weight"], counted = options["sample_weight"]
     if problem.likelihood is not None and options.get("likelihood") is None:
         options["likelihood"] = problem.likelihood
-    spending = spending_of(build, problem, options, equal=equal)
+    spending = None if equal == "epochs" else Spending(build, problem.points, options)
     recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
     trial = trial_of(problem, weights=counted, ood=arranged(ood, _columns(data)), corruptions=corruptions)
     owns, several = _checked_seeds(seed), not is_whole(seed)
@@ -239,11 +239,6 @@ def compare(
     return comparison
 
 
-def spending_of(build: Any, problem: Problem, options: Mapping[str, Any], equal: str = "operations") -> Spending | None:
-    """Return what counts the operations of methods on a problem; None where budgets are counted in epochs."""
-    return None if equal == "epochs" else Spending(build, problem.points, options)
-
-
 def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
     """Return, by method, a sentence on a budget that is below what it needs."""
     said = {recipe.name: warning(recipe.settled(points).plan, points) for recipe in recipes}
@@ -251,10 +246,9 @@ def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
 
 
 def _checked_seeds(seed: Any) -> list[int]:
-    if is_whole(seed):
-        return [int(seed)]
-    found = list(seed) if isinstance(seed, Iterable) and not isinstance(seed, str) else []
-    if len(found) < 2 or not all(map(is_whole, found)) or len(set(found)) < len(found):
+    found = list(seed) if np.iterable(seed) else [seed]
+    differ = len(found) > 1 and len(set(found)) == len(found)
+    if not all(map(is_whole, found)) or (np.iterable(seed) and not differ):
         raise InputError(f"seed is {seed!r}; give a whole number, or two or more different ones, such as (0, 1, 2).")
     return [int(s) for s in found]
 
@@ -263,9 +257,7 @@ def _problem(data: Any) -> Problem:
     if isinstance(data, Problem):
         return data
     if not isinstance(data, tuple | list) or len(data) != 4:
-        parts = f"{len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
-        wanted = "give (x_train, y_train, x_test, y_test), or a Problem"
-        raise InputError(f"data is {parts}; methods are compared on rows they were not trained on: {wanted}.")
+        raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
     columns = _columns(data)
     x_test, y_test = arranged(data[2], columns), arranged(data[3], columns, "y")
     return Problem("arrays", rows_of(data[0]), np.asarray(data[1]), rows_of(x_test), np.asarray(y_test))
@@ -282,7 +274,7 @@ def _named(recipes: Sequence[Recipe]) -> list[tuple[str, Recipe]]:
     return [(recipe.name + (f"_{twin + 1}" if twin else ""), recipe) for recipe, twin in zip(recipes, twins)]
 
 
-def _heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
+def heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
     """Return the callback of one method: its own bar where `callbacks` draws bars."""
     return callbacks(name, recipe.epochs, recipe.length) if isinstance(callbacks, Bars) else one_of(callbacks)
 
@@ -301,7 +293,7 @@ def _asked(
         for name, recipe in _named(recipes):
             assert folder is not None
             call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
-            hear = _heard(options.get("callbacks"), name, recipe)
+            hear = heard(options.get("callbacks"), name, recipe)
             place = (folder / folder_name(name)).resolve()
             found.append((call, place, hear, options.get("on_existing", "resume")))
     return found
@@ -320,7 +312,7 @@ def _measured(
     for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
         try:
-            own = options | {"callbacks": _heard(options.get("callbacks"), name, recipe)}
+            own = options | {"callbacks": heard(options.get("callbacks"), name, recipe)}
             ensemble = train(build, problem.points, recipe, run_dir=folder, table=problem.table, **own)
         except DivergedError as error:  # the other methods get their rows
             rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})

@@ -52,11 +52,6 @@ class Trial:
     corrupted_rows: Any = ()
     severities: tuple[int, ...] = SEVERITIES
 
-    @property
-    def corrupted_y(self) -> np.ndarray:
-        """The targets of the corrupted rows."""
-        return self.y[self.corrupted_rows]
-
     @cached_property
     def digest(self) -> str:
         """A short text that changes with the rows, and with the version of choral that judges."""
@@ -201,15 +196,6 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, flo
     return prediction, min(seconds)
 
 
-def measure(ensemble: Ensemble, x: Any, y: Any, *, sample_weight: Any = None, batch_size: int = 1024) -> dict[str, Any]:
-    """Return every scalar measure of an ensemble on labeled data, with what it cost to make, as one flat row; `sample_weight` as in `fit`."""
-    prediction, seconds = _timed(ensemble, x, batch_size)
-    y = ensemble._arranged_targets(x, y)
-    targets = prediction.targets(y)
-    rows = None if sample_weight is None else as_weights(sample_weight, len(targets))
-    return row_of(ensemble, {"scores": scores_of(prediction, targets, rows), "cost": _cost(ensemble, seconds)})
-
-
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Return the flat row of an evaluation, with the means over corruptions and the AUROC."""
     # members chosen after training have no plan of it
@@ -303,7 +289,7 @@ def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
 
 
 def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
-    rows, y = trial.corrupted_rows, trial.corrupted_y
+    rows, y = trial.corrupted_rows, trial.y[trial.corrupted_rows]
     weights = None if trial.weights is None else torch.from_numpy(trial.weights[rows])
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():

@@ -1,8 +1,8 @@
 """Export: an ensemble as one graph from raw rows to the prediction with its uncertainty, without choral or the network's code.
 
-The graph runs every member as a plain network (one that draws, once for each of its draws, which become constants) and puts the outputs
-together as `predict` does, corrections included. It is a program of torch.export (.pt2) or a model of ONNX (.onnx), and is compared with
-`predict` before anything is written.
+The graph encodes the columns of a table, runs every member as a plain network (one that draws, once for each of its draws, which become
+constants) and puts the outputs together as `predict` does, corrections included. It is a program of torch.export (.pt2) or a model of ONNX
+(.onnx), and is compared with `predict` before anything is written.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ from torch.distributions import Distribution
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
-from choral.base.errors import InputError
+from choral.base.errors import InputError, needed
 from choral.calibration import ConformalLabels, ConformalQuantile
 from choral.calibration.conformal import Conformal
 from choral.data.inputs import Normalize
+from choral.deploy import ABOUT
 from choral.engine.files import write_bytes
 from choral.engine.task import Task
 from choral.predictions import Mixture, Prediction, Predictive, QuantileRegression
+from choral.tables.table import Table
 
 if TYPE_CHECKING:
     from choral.ensemble.ensemble import Ensemble
 
-ABOUT = "choral.json"
-"""Where the description stands: a file in a .pt2, and under the same key the metadata of an .onnx."""
 _ALONE = threading.Lock()
 _TRACED, _TRIED = 5, 64  # rows that the graph is made with, and tried on
 _CLOSE = 1e-4  # of the largest value; a runtime rounds in its own way
@@ -60,7 +60,7 @@ class Program(nn.Module):
     def forward(self, x: Batch) -> dict[str, Tensor]:
         """Return the outputs of the graph for a batch."""
         ensemble, task = self._held
-        ready = task.prepared(x, training=False)
+        ready = task.prepared(network_inputs(ensemble, x), training=False)
         if self._drawn:
             found = torch.cat([part for number, _ in enumerate(self.networks) for part in self._passes(number, ready)])
         else:
@@ -123,7 +123,7 @@ def export(ensemble: "Ensemble", path: Path, x: Batch | None, *, members: bool =
     Args:
         ensemble: any.
         path: ends in .pt2 or .onnx.
-        x: some rows as the networks read them, by which the graph is made and tried; made-up ones if None.
+        x: some rows as the graph reads them (of a table, `table.read(frame)`), by which it is made and tried; made-up ones if None.
         members: whether what each member predicts is an output too.
     """
     kinds = {".pt2": _saved_program, ".onnx": _saved_onnx}
@@ -132,29 +132,39 @@ def export(ensemble: "Ensemble", path: Path, x: Batch | None, *, members: bool =
     given = example(ensemble) if x is None else x
     count = batches.rows(given)
     few, tried = (batches.part(given, torch.arange(n) % count) for n in (_TRACED, min(count, _TRIED)))
-    ensemble.predict(few)  # says what is wrong with x
-    task = ensemble._evaluation_for(few, "cpu", "fp32")._task
-    drawn = task.structure.draws > 1 or _draws(ensemble, task, few)
+    readable = network_inputs(ensemble, few)
+    ensemble.predict(readable)  # says what is wrong with x
+    task = ensemble._evaluation_for(readable, "cpu", "fp32")._task
+    drawn = task.structure.draws > 1 or _draws(ensemble, task, readable)
     program = _traced(Program(ensemble, task, drawn=drawn, members=members).eval(), few)
     if drawn:
         program = _traced(_folded(program.module()), few)
     about = describe(ensemble) | {"inputs": described_inputs(few)}
     content, run = kinds[path.suffix](program, few, about)
     for rows in (tried, batches.part(given, slice(1))):
-        try:
+        with _explained(f"the graph fails for {batches.rows(rows)} row(s)"):
             found = run(rows)
-        except Exception as error:  # runtimes raise errors of their own
-            raise InputError(f"the graph fails for {batches.rows(rows)} row(s) ({_first_line(error)}).") from error
         _check(found, ensemble, rows, members=members)
     write_bytes(path, content)
 
 
+def table_of(ensemble: "Ensemble") -> Table | None:
+    """Return how an ensemble reads the columns of a table; None if it was fitted on arrays."""
+    return ensemble.table if ensemble.table is not None and ensemble.table.columns else None
+
+
+def network_inputs(ensemble: "Ensemble", x: Batch) -> Batch:
+    """Return what the networks read of a graph's inputs: the numbers of a table are encoded by its columns."""
+    table = table_of(ensemble)
+    return x if table is None else torch.cat([*table.encoded(x)], 1)  # type: ignore[arg-type]  # a table's x is one tensor
+
+
 def describe(ensemble: "Ensemble") -> dict[str, Any]:
-    """Return what an exported file says about itself: method, task, versions, the level of its intervals or sets, and a digest."""
+    """Return what an exported file says about itself: method, task, versions, level of its intervals or sets, digest and columns."""
     from choral import __version__
 
-    table, levels = ensemble.table, [value.level for value in ensemble.posthoc if isinstance(value, Conformal)]
-    classes = table.classes if table is not None and table.classes else ()
+    table, levels = table_of(ensemble), [value.level for value in ensemble.posthoc if isinstance(value, Conformal)]
+    used: list[Any] = [] if table is None else table.used
     return {
         "method": ensemble.recipe.name,
         "task": ensemble.task,
@@ -163,36 +173,35 @@ def describe(ensemble: "Ensemble") -> dict[str, Any]:
         "level": levels[0] if levels else None,
         "digest": ensemble._digest,
         "understood": {"task": ensemble.task} | ensemble.likelihood.understood(),
-        "classes": list(classes),
-        "table": None if table is None or not table.columns else table.to_dict(),
+        "classes": list(ensemble.table.classes) if ensemble.table is not None else [],
+        "columns": [{"name": c.name, "number": c.reads, "values": list(getattr(c, "values", ()))} for c in used],
+        "table": None if table is None else table.to_dict(),
     }
 
 
 def described_inputs(x: Batch) -> list[dict[str, Any]]:
-    """Return name, shape of one row and type of each input."""
+    """Return name, shape of one row and type of each input; it is called x, as the key of a dict, or x_0, x_1, ... in a tuple.
+
+    >>> [i["name"] for i in described_inputs({"image": torch.zeros(1), "age": torch.zeros(1)})]
+    ['image', 'age']
+    """
+    leaves = batches.leaves(x)
+    keys = [*x] if isinstance(x, dict) and len(x) == len(leaves) else [f"x_{i}" for i, _ in enumerate(leaves)]
     return [
         {"name": name, "shape": list(t.shape[1:]), "type": str(t.dtype).removeprefix("torch.")}
-        for name, t in zip(input_names(x), batches.leaves(x))
+        for name, t in zip(["x"] if x is leaves[0] else keys, leaves)
     ]
 
 
-def input_names(x: Batch) -> list[str]:
-    """Return the names of a graph's inputs: x, the keys of a dict, or x_0, x_1, ... for a tuple.
-
-    >>> input_names({"image": torch.zeros(1), "age": torch.zeros(1)}), input_names((torch.zeros(1), torch.zeros(1)))
-    (['image', 'age'], ['x_0', 'x_1'])
-    """
-    if isinstance(x, dict) and all(isinstance(t, Tensor) for t in x.values()):
-        return list(x)
-    return ["x"] if isinstance(x, Tensor) else [f"x_{i}" for i, _ in enumerate(batches.leaves(x))]
-
-
 def example(ensemble: "Ensemble") -> Batch:
-    """Return made-up rows like those an ensemble was fitted on."""
-    interface = ensemble._interface
+    """Return made-up rows like those an ensemble was fitted on; of a table, some cells have no value."""
+    interface, table, generator = ensemble._interface, table_of(ensemble), torch.Generator().manual_seed(0)
+    if table is not None:
+        middle, spread = torch.tensor([column.usual for column in table.used], dtype=torch.float64).T
+        cells = torch.randn(_TRIED, len(middle), generator=generator, dtype=torch.float64) * spread + middle
+        return cells.masked_fill(torch.rand(cells.shape, generator=generator) < 0.1, torch.nan)
     if interface.reads is None:
         raise InputError("the ensemble does not know what its inputs look like; give some rows, export(path, x).")
-    generator = torch.Generator().manual_seed(0)
     scale = next((t for t in ensemble._inputs if isinstance(t, Normalize)), None)
 
     def filled(t: Tensor) -> Tensor:
@@ -226,16 +235,27 @@ def _traced(module: nn.Module, x: Batch) -> Any:
     """Return the program of a module, for any number of rows."""
     rows = torch.export.Dim("rows", min=1)
     shapes: Any = batches.mapped(lambda t: {0: rows}, x)  # type: ignore[arg-type, return-value]  # a tree of shapes
+    advice = (
+        "it takes networks whose forward does the same for any values and number of rows (x.shape[0] instead of len(x)), and draws nothing "
+        "row by row. ensemble.save writes every ensemble"
+    )
+    with _explained("torch.export cannot follow this network", advice), _quietly(), torch.no_grad():
+        return torch.export.export(module, (x,), dynamic_shapes=(shapes,), strict=False)
+
+
+@contextlib.contextmanager
+def _explained(what: str, advice: str = "") -> Iterator[None]:
+    """Raise InputError for any error of torch.export, torch.onnx or a runtime, which raise what their parts raise."""
     try:
-        with _quietly(), torch.no_grad():
-            return torch.export.export(module, (x,), dynamic_shapes=(shapes,), strict=False)
+        yield
     except InputError:
         raise
-    except Exception as error:  # torch.export raises what its parts raise
-        raise InputError(
-            f"torch.export cannot follow this network ({type(error).__name__}: {_first_line(error)}); it takes networks whose forward does the same for any "
-            "values and number of rows (x.shape[0] instead of len(x)), and draws nothing row by row. ensemble.save writes every ensemble."
-        ) from error
+    except Exception as error:
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__  # what the others wrap
+        line = (str(first).strip().splitlines() or [""])[0]
+        raise InputError(f"{what} ({type(first).__name__}: {line}){'; ' * bool(advice)}{advice}.") from error
 
 
 def _folded(module: Any) -> Any:
@@ -291,31 +311,17 @@ def _saved_program(program: Any, x: Batch, about: dict[str, Any]) -> tuple[bytes
 
 def _saved_onnx(program: Any, x: Batch, about: dict[str, Any]) -> tuple[bytes, Run]:
     """Return a model of ONNX as bytes, and what runs those."""
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401  # what torch.onnx writes by
-    except ImportError as error:
-        raise InputError(f"an .onnx needs {error.name}; pip install 'choral[onnx]'.") from error
-    names, outputs = input_names(x), [*program.module()(x)]
-    try:
-        with _quietly(), contextlib.redirect_stdout(io.StringIO()):
-            known = program.run_decompositions(
-                {torch.ops.aten.softplus.default: _softplus, torch.ops.aten.erf.default: _erf}
-            )
-            found: Any = torch.onnx.export(known, (), dynamo=True, verbose=False)
+    onnx, onnxruntime, _ = (needed(name, "onnx") for name in ("onnx", "onnxruntime", "onnxscript"))
+    names, outputs = [i["name"] for i in about["inputs"]], [*program.module()(x)]
+    wide = {torch.ops.aten.softplus.default: _softplus, torch.ops.aten.erf.default: _erf}
+    lacking = _explained("ONNX has no operation for something in this network", "export a .pt2")
+    with lacking, _quietly(), contextlib.redirect_stdout(io.StringIO()):
+        found: Any = torch.onnx.export(program.run_decompositions(wide), (), dynamo=True, verbose=False)
         _name(found.model.graph, names, outputs)
         model = found.model_proto
         onnx.helper.set_model_props(model, {ABOUT: json.dumps(about)})
         content = model.SerializeToString()
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    except Exception as error:  # torch.onnx and the runtime raise what their parts raise
-        first: BaseException = error
-        while first.__cause__ is not None:
-            first = first.__cause__  # what the others wrap
-        raise InputError(
-            f"ONNX has no operation for something in this network ({_first_line(first)}); export a .pt2."
-        ) from error
 
     def run(rows: Batch) -> dict[str, Tensor]:
         found = session.run(outputs, {n: t.numpy() for n, t in zip(names, batches.leaves(rows))})
@@ -344,13 +350,9 @@ def _name(graph: Any, inputs: list[str], outputs: list[str]) -> None:
         value.name = name
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _check(found: dict[str, Tensor], ensemble: "Ensemble", x: Batch, *, members: bool) -> None:
     """Raise InputError if a graph gives something else than the ensemble predicts."""
-    expected = ensemble._predictive(x)
+    expected = ensemble._predictive(network_inputs(ensemble, x))
     named = outputs_of(expected, ensemble._interface.target, members=members)
     for name, right in named.items():
         if right.dtype == torch.bool:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.arguments import guarded
-from choral.base.errors import InputError
+from choral.base.errors import InputError, needed
 from choral.base.types import Builds
-from choral.deploy.export import describe
+from choral.deploy.export import describe, table_of
 from choral.engine.files import write_bytes
 from choral.ensemble.ensemble import Ensemble, described, facts
 from choral.fit import load
@@ -55,10 +55,7 @@ def from_pretrained(folder: str | Path, build: Builds | None = None, **options: 
     """
     path = Path(folder)
     if not path.exists() and str(folder).count("/") == 1 and not str(folder).startswith((".", "/", "~")):
-        try:
-            from huggingface_hub import snapshot_download
-        except ImportError as error:
-            raise InputError(f"{folder} is no folder here; the Hub needs pip install 'choral[hub]'.") from error
+        snapshot_download = needed("huggingface_hub", "hub").snapshot_download
         path = Path(snapshot_download(str(folder), allow_patterns=[WEIGHTS, CONFIG, CARD]))
     return load(path / WEIGHTS, build, **options)
 
@@ -111,10 +108,7 @@ def save_mlflow(ensemble: Ensemble, path: str | Path, **options: Any) -> None:
         path: a folder that is not there yet.
         options: further arguments of `mlflow.pyfunc.save_model`, such as signature; `save_pretrained`'s test and data are taken out.
     """
-    try:
-        import mlflow
-    except ImportError as error:
-        raise InputError("a model of MLflow needs pip install 'choral[mlflow]'.") from error
+    mlflow = needed("mlflow", "mlflow")
     if ensemble._blueprint.spec() is None:
         raise InputError("MLflow loads models without their code, so the network must be one of choral.models.")
     import tempfile
@@ -136,8 +130,7 @@ class _Frames:
 
     def predict(self, data: Any, params: dict[str, Any] | None = None) -> Any:
         """Return predictions as a data frame, one line for each row; frames of an ensemble fitted on arrays are read by position."""
-        table = self.ensemble.table is not None and self.ensemble.table.columns
-        named = table or self.ensemble._interface.columns or not hasattr(data, "to_numpy")
+        named = table_of(self.ensemble) or self.ensemble._interface.columns or not hasattr(data, "to_numpy")
         return self.ensemble.predict(data if named else data.to_numpy()).to_frame(**(params or {}))
 
 

@@ -1,7 +1,8 @@
 """A server for one exported or saved ensemble: the Open Inference Protocol v2 over HTTP, rows of tables, metrics and a page.
 
 Requests that come within a short delay are answered as one batch. Everything that a request can ask for is bounded: its bytes, its rows,
-how many wait, and how long. Nothing in a request names a file, and nothing that could run is ever read.
+how many wait, and how long. Nothing in a request names a file, and nothing that could run is ever read. An .onnx is served without torch,
+unless it reads a table, so that the server is ready soon after it is started.
 """
 
 import asyncio
@@ -14,20 +15,21 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from choral import __version__
-from choral.base.errors import ChoralError, InputError, RunError
-from choral.deploy.export import ABOUT, describe, described_inputs, example, outputs_of
-from choral.ensemble.ensemble import Ensemble
-from choral.tables.table import Table, table_from
+from choral.base.errors import ChoralError, InputError, RunError, needed
+from choral.deploy import ABOUT
+
+if TYPE_CHECKING:
+    from choral.tables.table import Table
 
 _LOG = logging.getLogger("choral")
 Arrays = dict[str, np.ndarray]
@@ -50,6 +52,21 @@ class Refusal(Exception):  # an answer, not a mistake of ours
     def __init__(self, status: int, sentence: str):
         super().__init__(sentence)
         self.status, self.sentence = status, sentence
+
+
+@contextmanager
+def _refused(status: int, sentence: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of some kinds into a refusal; {} in its sentence is what they say."""
+    try:
+        yield
+    except kinds as error:
+        raise Refusal(status, sentence.replace("{}", " ".join(str(error).split())[:200])) from None
+
+
+def _field(content: Any, name: str, kind: type, otherwise: Any = None) -> Any:
+    """Return a field of a JSON object, and something else if there is none of that type."""
+    value = content.get(name) if isinstance(content, dict) else None
+    return value if isinstance(value, kind) else otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +109,7 @@ class Model:
     inputs: list[Tensor]
     outputs: list[Tensor]
     run: Callable[[Arrays], Arrays]
-    table: Table | None
+    table: "Table | None"
 
 
 def load_model(path: Path) -> Model:
@@ -103,15 +120,17 @@ def load_model(path: Path) -> Model:
 
 
 def _onnx(path: Path) -> Model:
+    onnxruntime = needed("onnxruntime", "onnx,serve")
     try:
-        import onnxruntime
-
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         about = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
-    except ImportError as error:
-        raise InputError("serving an .onnx needs onnxruntime; pip install 'choral[onnx,serve]'.") from error
     except Exception as error:  # onnxruntime raises errors of its own
         raise RunError(f"{path} is no model that ensemble.export wrote ({str(error)[:200]}).") from error
+    table = None
+    if about["table"] is not None:
+        from choral.tables.table import table_from
+
+        table = table_from(about["table"], str(path))
     kinds = {"float16": "FP16", "float": "FP32", "double": "FP64"}
 
     def described(values: Any) -> list[Tensor]:
@@ -123,33 +142,33 @@ def _onnx(path: Path) -> Model:
     def run(inputs: Arrays) -> Arrays:
         return dict(zip((o["name"] for o in outputs), session.run(None, inputs)))
 
-    table = table_from(about["table"], str(path))
     return Model(path.stem, about, described(session.get_inputs()), outputs, run, table)
 
 
 def _saved(path: Path) -> Model:
     import torch
 
+    from choral.deploy.export import describe, described_inputs, example, network_inputs, outputs_of, table_of
     from choral.fit import load
 
-    ensemble: Ensemble = load(path)
+    ensemble = load(path)
     some = example(ensemble)
-    single = isinstance(some, torch.Tensor)
-    if not single and not (isinstance(some, dict) and all(isinstance(t, torch.Tensor) for t in some.values())):
+    named = described_inputs(some)
+    single = named[0]["name"] == "x"
+    if not single and [*some] != [i["name"] for i in named]:
         raise InputError(f"{path} reads inputs without names; make it read a dict of arrays, or export it to .onnx.")
 
     def run(inputs: Arrays) -> Arrays:
-        given = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in inputs.items()}
-        found = ensemble._predictive(given["x"] if single else given)
-        named = outputs_of(found, ensemble._interface.target, members=True)
-        return {n: (v.float() if v.is_floating_point() else v).numpy() for n, v in named.items()}
+        given: Any = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in inputs.items()}
+        found = ensemble._predictive(network_inputs(ensemble, given["x"] if single else given))
+        answers = outputs_of(found, ensemble._interface.target, members=True)
+        return {n: (v.float() if v.is_floating_point() else v).numpy() for n, v in answers.items()}
 
     kinds = {str(dtype): name for name, dtype in _TYPES.items()}
-    inputs = [_tensor(i["name"], kinds[i["type"]], i["shape"]) for i in described_inputs(some)]
+    inputs = [_tensor(i["name"], kinds[i["type"]], i["shape"]) for i in named]
     trial = run({i["name"]: np.zeros((2, *i["shape"][1:]), _TYPES[i["datatype"]]) for i in inputs})
     outputs = [_tensor(name, kinds[str(value.dtype)], value.shape[1:]) for name, value in trial.items()]
-    table = ensemble.table if ensemble.table is not None and ensemble.table.columns else None
-    return Model(path.stem, describe(ensemble), inputs, outputs, run, table)
+    return Model(path.stem, describe(ensemble), inputs, outputs, run, table_of(ensemble))
 
 
 @dataclass(eq=False)
@@ -158,7 +177,7 @@ class _Asked:
 
     inputs: Arrays
     rows: int
-    answer: "asyncio.Future[Arrays]"
+    answer: "asyncio.Future[Arrays | Refusal]"
     run: Callable[[Arrays], Arrays]  # of the model that read it, which another may follow
 
     @property
@@ -192,12 +211,14 @@ class Batcher:
         self._waiting.append(asked)
         self._wake.set()
         try:
-            return await asyncio.wait_for(asked.answer, self.limits.timeout)
-        except TimeoutError:
-            raise Refusal(503, f"there was no answer within {self.limits.timeout:g} seconds; ask later.") from None
+            with _refused(503, f"there was no answer within {self.limits.timeout:g} seconds; ask later.", TimeoutError):
+                answer = await asyncio.wait_for(asked.answer, self.limits.timeout)
         finally:
             if asked in self._waiting:
                 self._waiting.remove(asked)
+        if isinstance(answer, Refusal):
+            raise answer
+        return answer
 
     async def work(self) -> None:
         """Answer until cancelled."""
@@ -209,11 +230,7 @@ class Batcher:
             if batch:
                 found = await asyncio.get_running_loop().run_in_executor(self._pool, self._answers, batch)
                 for asked, answer in zip(batch, found):
-                    if asked.answer.done():  # whoever asked has gone
-                        continue
-                    if isinstance(answer, Refusal):
-                        asked.answer.set_exception(answer)
-                    else:
+                    if not asked.answer.done():  # else whoever asked has gone
                         asked.answer.set_result(answer)
             if not self._waiting:
                 self._wake.clear()
@@ -244,10 +261,8 @@ class Batcher:
 
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body; Refusal for anything else."""
-    try:
+    with _refused(400, "the body is no JSON ({}).", ValueError, RecursionError):
         content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no JSON ({str(error)[:100]}).") from None
     if not isinstance(content, dict):
         raise Refusal(400, f"the body is a JSON {type(content).__name__}; give an object.")
     return content
@@ -259,13 +274,13 @@ def read_inference(model: Model, body: bytes, length: str | None, most: int) -> 
         raise Refusal(400, f"{_LENGTH} is {length[:20]!r}; give the number of bytes of the JSON part of the body.")
     end = len(body) if length is None else int(length)
     asked, binary = read_json(body[:end]), memoryview(body)[end:]
-    given = asked.get("inputs")
-    if not isinstance(given, list) or not all(isinstance(i, dict) for i in given):
-        raise Refusal(400, "inputs is missing, or no list of objects; give the model's inputs.")
+    given = _field(asked, "inputs", list)
+    if given is None:
+        raise Refusal(422, "inputs is missing, or no list; give the model's inputs.")
     known, found = {i["name"]: i for i in model.inputs}, Arrays()
     for item in given:
-        name = item.get("name")
-        if not isinstance(name, str) or name not in known or name in found:
+        name = _field(item, "name", str)
+        if name not in known or name in found:
             raise Refusal(422, f"inputs names {str(name)[:40]!r}; the model reads each of {', '.join(known)} once.")
         found[name], used = _array(known[name], item, binary)
         binary = binary[used:]
@@ -281,18 +296,17 @@ def read_inference(model: Model, body: bytes, length: str | None, most: int) -> 
 
 def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np.ndarray, int]:
     """Return the array of a request's input, and how many binary bytes it took."""
-    shape: Any = item.get("shape")
-    name, wanted = tensor["name"], tensor["shape"]
-    sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
-    same = sizes and len(shape) == len(wanted) and all(n in (-1, given) for n, given in zip(wanted, shape))
-    if not same or not shape[0]:
+    name, wanted, shape = tensor["name"], tensor["shape"], _field(item, "shape", list, [])
+    sizes = all(type(n) is int and 0 <= n < 1 << 40 for n in shape) and len(shape) == len(wanted)
+    if not sizes or not shape[0] or not all(n in (-1, given) for n, given in zip(wanted, shape)):
         raise Refusal(
-            422, f"{name} has the shape {str(shape)[:80]}; the model reads {wanted}, -1 for any size above 0."
+            422,
+            f"{name} has the shape {str(item.get('shape'))[:80]}; the model reads {wanted}, -1 for any size above 0.",
         )
     if item.get("datatype") != tensor["datatype"]:
         raise Refusal(422, f"{name} has the datatype {str(item.get('datatype'))[:20]!r}; give {tensor['datatype']}.")
-    dtype, count, parameters = _TYPES[tensor["datatype"]], math.prod(shape), item.get("parameters")
-    size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+    dtype, count = _TYPES[tensor["datatype"]], math.prod(shape)
+    size = _field(item, "parameters", dict, {}).get("binary_data_size")
     if size is None:
         return _from_list(item.get("data"), dtype, shape, name), 0
     if type(size) is not int or size != count * dtype.itemsize or size > len(binary):
@@ -303,43 +317,38 @@ def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np
 
 def _from_list(data: Any, dtype: np.dtype, shape: list[int], name: str) -> np.ndarray:
     """Return the numbers of a flat or nested list."""
-    try:
+    said = f"the data of {name} do not make {shape} ({{}})."
+    with _refused(422, said, ValueError, TypeError, OverflowError, RecursionError):
         raw = np.asarray(data)
-        if not isinstance(data, list) or raw.dtype.kind not in ("b" if dtype.kind == "b" else "iufb"):
+        if raw.dtype.kind not in ("b" if dtype.kind == "b" else "iufb"):
             raise ValueError("they are no numbers")
         with np.errstate(over="ignore"):
             found = raw.astype(dtype)
         if dtype.kind in "iu" and not np.array_equal(found, raw):
             raise ValueError(f"some are no whole numbers of {dtype.itemsize} bytes")
         return found.reshape(shape)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Refusal(422, f"the data of {name} do not make {shape} ({str(error)[:100]}).") from None
 
 
 def inference(model: Model, asked: dict[str, Any], found: Arrays) -> tuple[bytes, dict[str, str]]:
     """Return the protocol's answer, with binary tensors where they are asked for, and its headers."""
-    parameters, wanted = asked.get("parameters"), asked.get("outputs")
-    everything = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
-    binary = dict.fromkeys(found, everything)
-    if wanted:
-        named = [o.get("name") for o in wanted if isinstance(o, dict)] if isinstance(wanted, list) else []
-        if not named or len(named) < len(wanted) or not all(isinstance(n, str) and n in found for n in named):
-            raise Refusal(422, f"outputs names what the model does not give; it gives {', '.join(found)}.")
-        own = {o["name"]: o.get("parameters") or {} for o in wanted}
-        binary = {n: p.get("binary_data", everything) is True if isinstance(p, dict) else False for n, p in own.items()}
+    everything = _field(asked, "parameters", dict, {}).get("binary_data_output")
+    wanted = _field(asked, "outputs", list, [None]) if asked.get("outputs") else [{"name": name} for name in found]
+    binary = {_field(o, "name", str): _field(o, "parameters", dict, {}).get("binary_data", everything) for o in wanted}
+    if not binary.keys() <= found.keys():
+        raise Refusal(422, f"outputs names what the model does not give; it gives {', '.join(found)}.")
     kinds, outputs, parts = {o["name"]: o["datatype"] for o in model.outputs}, [], []
     for name, as_bytes in binary.items():
         value = np.ascontiguousarray(found[name], _TYPES[kinds[name]])
         about: dict[str, Any] = {"name": name, "datatype": kinds[name], "shape": list(value.shape)}
-        if as_bytes:
+        if as_bytes is True:
             parts.append(value.tobytes())
             about["parameters"] = {"binary_data_size": value.nbytes}
         else:
             about["data"] = plain(value.reshape(-1))
         outputs.append(about)
     answer: dict[str, Any] = {"model_name": model.name, "model_version": "1", "outputs": outputs}
-    if isinstance(asked.get("id"), str):
-        answer["id"] = asked["id"][:200]
+    if "id" in asked:
+        answer["id"] = str(asked["id"])[:200]
     text = json.dumps(answer).encode()
     if not parts:
         return text, {"content-type": "application/json"}
@@ -361,30 +370,27 @@ def plain(value: np.ndarray) -> Any:
 
 def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
     """Return the arrays of rows: objects by column for a table, else lists of numbers."""
-    rows = content.get("rows")
-    if not isinstance(rows, list) or not 0 < len(rows) <= most:
+    rows = _field(content, "rows", list, [])
+    if not 0 < len(rows) <= most:
         raise Refusal(422, f'rows is missing, empty or too long; give {{"rows": [...]}} with 1 to {most} of them.')
+    only = model.inputs[0]
     if model.table is None:
         if len(model.inputs) != 1:
             raise Refusal(422, f"the model reads several inputs; ask /v2/models/{model.name}/infer.")
-        only = model.inputs[0]
         return {only["name"]: _from_list(rows, _TYPES[only["datatype"]], [len(rows), *only["shape"][1:]], "rows")}
     import pandas as pd
 
-    names = [c.name for c in model.table.columns if c.width]
+    names = [c.name for c in model.table.used]
     for row in rows:
         lacking = [n for n in names if n not in row] if isinstance(row, dict) else names
         if lacking:
             raise Refusal(422, f"a row lacks {lacking[0]!r}; give each of {', '.join(names[:20])}, null for no value.")
-        if not all(row[n] is None or isinstance(row[n], str | int | float) for n in names):
+        if any(isinstance(row[n], list | dict) for n in names):
             raise Refusal(422, "a row holds a list or an object; give texts, numbers or null.")
-    try:
-        with warnings.catch_warnings():  # of values that training did not have, which have a code of their own
-            warnings.simplefilter("ignore")
-            found = model.table.inputs(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")
-    except (ChoralError, ValueError, TypeError, OverflowError, ArithmeticError) as error:
-        raise Refusal(422, str(error)[:300]) from None
-    return {model.inputs[0]["name"]: found.astype(_TYPES[model.inputs[0]["datatype"]])}
+    wrong = (ChoralError, ValueError, TypeError, OverflowError, ArithmeticError)
+    with _refused(422, "{}", *wrong), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # values that training did not have have a code of their own
+        return {only["name"]: model.table.read(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")}
 
 
 def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
@@ -392,13 +398,13 @@ def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
     classes = model.about.get("classes") or []
     columns = {name: plain(value) for name, value in found.items()}
     answers = [dict(zip(columns, row)) for row in zip(*columns.values())]
-    for answer in answers:
-        probs = answer.get("probs")
-        if isinstance(probs, list) and len(probs) == len(classes):
-            best = max(range(len(probs)), key=lambda i: probs[i] or 0.0)
-            answer |= {"prediction": classes[best], "probs": dict(zip(classes, probs))}
-            if isinstance(answer.get("set"), list):
-                answer["set"] = [name for name, inside in zip(classes, answer["set"]) if inside is True]
+    if "probs" in found and found["probs"].shape[1:] == (len(classes),):
+        for i, answer in enumerate(answers):
+            probs = dict(zip(classes, answer["probs"]))
+            best = max(classes, key=lambda name: probs[name] or 0.0)
+            answers[i] = {"prediction": best} | answer | {"probs": probs}
+            if "set" in answer:
+                answers[i]["set"] = [name for name, inside in zip(classes, answer["set"]) if inside]
     return answers
 
 
@@ -454,13 +460,11 @@ def application(
         token: what requests must bring as `Authorization: Bearer ...`, but for health and the page; None lets all in.
         reload: returns the model that answers from then on, when SIGHUP comes; requests that wait are answered by the one that read them.
     """
-    try:
-        from starlette.applications import Starlette
-        from starlette.requests import ClientDisconnect, Request
-        from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-        from starlette.routing import Route
-    except ImportError as error:
-        raise InputError("serving needs starlette and uvicorn; pip install 'choral[serve]'.") from error
+    needed("starlette", "serve")
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
 
     bounds, metrics = limits or Limits(), Metrics()
     batcher = Batcher(model.run, bounds)
@@ -469,20 +473,14 @@ def application(
 
     async def body_of(request: Request) -> bytes:
         parts, size = [], 0
-        too_long = Refusal(413, f"the body is longer than {bounds.body:,} bytes; send fewer rows at a time.")
-        try:
-            if int(request.headers.get("content-length", "0")[:18] or 0) > bounds.body:
-                raise too_long
+        late = _refused(408, f"the body did not come within {bounds.timeout:g} seconds.", TimeoutError)
+        with late, _refused(400, "the body did not come whole.", ClientDisconnect):
             async with asyncio.timeout(bounds.timeout):
                 async for part in request.stream():
                     parts.append(part)
                     size += len(part)
                     if size > bounds.body:
-                        raise too_long
-        except TimeoutError:
-            raise Refusal(408, f"the body did not come within {bounds.timeout:g} seconds.") from None
-        except (ValueError, ClientDisconnect):
-            raise Refusal(400, "the body cannot be read.") from None
+                        raise Refusal(413, f"the body is longer than {bounds.body:,} bytes; send fewer rows at a time.")
         return b"".join(parts)
 
     def allowed(request: Request) -> bool:
@@ -585,6 +583,7 @@ def application(
 
 def server(app: Any, *, host: str = "127.0.0.1", port: int = 8080) -> Any:
     """Return a server of uvicorn for the application; `run()` answers until a signal, and finishes what it has begun."""
+    needed("uvicorn", "serve")
     import uvicorn
 
     class Server(uvicorn.Server):

@@ -45,7 +45,7 @@ def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
 def staying(values: Sequence[Correction], asked: Mapping[str, Any]) -> tuple[Correction, ...]:
     """Return what stays when those `asked` for are fitted: the weights of all members, unless members are weighed or selected anew."""
     kinds = {type(value) for value in values}
-    if MemberSelection in kinds or any(asked.get(name) for name in ("select", "greedy", "stacking")):
+    if MemberSelection in kinds or any(asked.get(name) for name in ("select", "stacking")):
         return ()
     return tuple(value for value in values if type(value) is StackingWeights)
 
@@ -55,7 +55,6 @@ def fit_corrections(
     y: Any,
     *,
     select: int | None = None,
-    greedy: int | None = None,
     temperature: Literal["ensemble", "member"] | None = None,
     stacking: bool = False,
     level: float | None = None,
@@ -68,8 +67,6 @@ def fit_corrections(
         prediction: of held-out rows no member was trained on, without corrections.
         y: labels or targets of those rows.
         select: choose at most this many members greedily by log score.
-        greedy: weigh members by how often greedy selection with replacement takes them in at most this many choices; for every
-            task, averaged as the ensemble averages.
         temperature: divide logits by one number for the 'ensemble' or one for each 'member' (classification).
         stacking: weigh members by the log score of their mixture.
         level: coverage promised by conformal sets or intervals; none are fitted if None.
@@ -90,15 +87,13 @@ def fit_corrections(
         raise InputError(
             f"conformal is {conformal!r}, but no level says how much is to be covered; give level=0.9, say."
         )
-    if not stacking and all(value is None for value in (select, greedy, temperature, level)):
+    if not stacking and all(value is None for value in (select, temperature, level)):
         if Temperature not in prediction.accepts:
             raise InputError(
                 f"nothing says what is to be fitted, and {prediction.task} has no temperature; give level=0.9 for intervals that cover 90 %, "
-                "greedy=32 for weights of members, or stacking=True."
+                "or stacking=True for weights of members."
             )
         temperature = "ensemble"
-    if stacking and greedy is not None:
-        raise InputError("stacking and greedy both weigh the members; give one of them.")
     if select is not None or stacking:
         prediction.check_mixture()
     if select is not None:
@@ -107,8 +102,6 @@ def fit_corrections(
         add(prediction.fit_temperature(targets, per=temperature))
     if stacking:
         add(fit_stacking(prediction.log_scores(targets)))
-    if greedy is not None:
-        add(StackingWeights(weights=prediction.weights_of(prediction.greedy(targets, picks=greedy))))
     if level is not None:
         add(prediction.fit_conformal(targets, level=level, rule=conformal, seed=seed))
     return tuple(found)

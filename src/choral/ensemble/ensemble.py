@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, did_you_mean
+from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -24,7 +24,7 @@ from choral.calibration.members import Correction
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.data.tensors import arranged, names_of
-from choral.deploy.export import export
+from choral.deploy.export import export, table_of
 from choral.engine.blueprint import Blueprint
 from choral.engine.compute import Compute
 from choral.engine.evaluate import Evaluation
@@ -204,16 +204,6 @@ class Ensemble:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
         return self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
 
-    if not TYPE_CHECKING:  # a type checker reports names that are not here
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):
-                raise AttributeError(name)
-            known = [n for n in dir(self) if not n.startswith("_")]
-            instead = {"predict_proba": "predict(x).probs", "score": "evaluate(x, y)"}.get(name)
-            hint = f" Write ensemble.{instead}." if instead else did_you_mean(name, known)
-            raise AttributeError(f"an ensemble has no {name!r}; it has {', '.join(known)}.{hint}")
-
     @guarded
     def _outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:
         """Return what `outputs` returns for an array, up to rounding, at the price of a single call: nothing is prepared for others."""
@@ -277,9 +267,10 @@ class Ensemble:
 
     def _arranged(self, x: Any) -> Any:
         """Return inputs as the networks were fitted on them: a table's rows as numbers, columns of other data frames in their order."""
-        if self.table is None or not self.table.columns:
+        table = table_of(self)
+        if table is None:
             return arranged(x, self._interface.columns)
-        ready = self.table.inputs(as_frame(x, "x"), path="x") if is_frame(x) else x
+        ready = table.inputs(as_frame(x, "x"), path="x") if is_frame(x) else x
         if names_of(ready):
             raise InputError(
                 f"x is a {type(x).__name__}, and the networks read a table as pandas has it; give a pandas data frame, or "
@@ -289,8 +280,9 @@ class Ensemble:
 
     def _arranged_targets(self, x: Any, y: Any) -> Any:
         """Return targets in the order of those fitted on; those of a table's data frame x may be in it."""
-        if self.table is not None and self.table.columns and is_frame(x):
-            y = self.table.targets(as_frame(x, "x"), path="x") if y is None else self.table.targets_of(y)
+        table = table_of(self)
+        if table is not None and is_frame(x):
+            y = table.targets(as_frame(x, "x"), path="x") if y is None else table.targets_of(y)
         if y is None:
             raise InputError("y is None; give the labels or targets of x.")
         return arranged(y, self._interface.columns, "y")
@@ -351,7 +343,7 @@ class Ensemble:
         """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""
         classes = self.likelihood.classes(outputs)
         names = None if self.table is None or classes is None else self.table.names_of(classes)
-        about = About(self.recipe.combination.word, names, self.recipe.structure.owners(networks or self._count))
+        about = About(self.recipe.combine, names, self.recipe.structure.owners(networks or self._count))
         return self.likelihood.predict(outputs, about)
 
     @guarded
@@ -438,18 +430,22 @@ class Ensemble:
     def export(self, path: str | Path, x: Any = None, *, with_members: bool = False) -> None:
         """Write one graph that predicts as the ensemble does, without choral or the network's code: .onnx, or .pt2 for torch.export.
 
-        It reads rows as numbers, any number of them (of a table, `ensemble.table.inputs(frame)`), and returns by name what
-        `choral.deploy.export.outputs_of` says: probs or mean, entropy or std, epistemic, aleatoric, and conformal sets or intervals.
-        Networks that draw keep the draws of `predict`, with which it is compared before it is written.
+        It reads rows as numbers, any number of them, and returns by name what `choral.deploy.export.outputs_of` says: probs or mean,
+        entropy or std, epistemic, aleatoric, and conformal sets or intervals. Of a table it reads `ensemble.table.read(frame)`, one number
+        for each cell. Networks that draw keep the draws of `predict`, with which it is compared before it is written.
 
         Args:
             path: ends in .onnx or .pt2; written whole or not at all.
-            x: some rows, as `predict` takes them, by which the graph is tried; made-up ones if None.
+            x: some rows by which the graph is tried, as `predict` takes them, or as the graph reads them; made-up ones if None.
             with_members: whether what each member predicts is an output too, (row, member, ...).
         """
-        some = None if x is None else next(iter(inputs_of(self._arranged(x))))
-        rows = None if some is None else self._read(self._interface.chosen(some), "fp32")
-        export(self, Path(path), rows, members=with_members)
+        table = table_of(self)
+        if x is not None and table is not None:
+            cells = table.read(as_frame(x, "x"), path="x") if is_frame(x) else x
+            x = torch.as_tensor(cells, dtype=torch.float64)
+        elif x is not None:
+            x = self._read(self._interface.chosen(next(iter(inputs_of(self._arranged(x))))), "fp32")
+        export(self, Path(path), x, members=with_members)
 
     def _to_bytes(self) -> bytes:
         """Return what `save` writes."""

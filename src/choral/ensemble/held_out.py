@@ -4,19 +4,19 @@ Out-of-fold predictions are what members say about training rows that were held 
 predictions of new rows (a little worse, since each comes from a part of the members), and no row is lost to testing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError, RunError, warn
+from choral.base.errors import RunError, warn
 from choral.base.values import from_dict
 from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.sources import Source
-from choral.engine.files import pack_tensors, sha256, unpack_tensors, write_bytes
+from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.engine.folder import keep_likelihood, read_likelihood
 from choral.engine.task import some_points
 from choral.ensemble.ensemble import Ensemble
@@ -143,11 +143,6 @@ def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
     write_bytes(folder / FOLDS, pack_tensors(tensors, header), within=folder)
 
 
-def digest_of(path: Path) -> str:
-    """Return the digest of a saved ensemble, by which out-of-fold predictions beside it are known to be its own."""
-    return sha256(path.read_bytes())
-
-
 def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[dict[str, Any], tuple[Correction, ...]]:
     """Return the scores of out-of-fold predictions, and the conformal rule fitted on them, with the coverage it reaches.
 
@@ -163,7 +158,7 @@ def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[
     for fold in found.folds.unique():
         others, own = counts & (found.folds != fold), counts & (found.folds == fold)
         rule = prediction.of_points(others).fit_conformal(targets[others], level=level)
-        covered.append(prediction.of_points(own).with_rule(rule).covered(targets[own]).double())
+        covered.append(replace(prediction.of_points(own), conformal=rule).covered(targets[own]).double())
     about |= {"level": level, "coverage": float(torch.cat(covered).mean())}
     return about, (prediction.fit_conformal(targets, level=level),)
 
@@ -182,7 +177,7 @@ def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
         held: dict[str, Any] = {"weights": None, **tensors}
         found = OutOfFold(**held, networks=int(header["networks"]), shares=shares)
         fitted = ensemble.with_posthoc(*rules)
-    except (OSError, RunError, InputError, KeyError, TypeError, ValueError) as error:
+    except RunError as error:
         warn(f"the out-of-fold predictions in {path} are not loaded ({error}); call fit again to make them anew.")
         return
     ensemble._out_of_fold, ensemble.posthoc = found, fitted.posthoc

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from choral.base import draws, rng
 from choral.base.arguments import full_precision, guarded
-from choral.base.errors import InputError, RunError
+from choral.base.errors import InputError
 from choral.base.order import evaluating
 from choral.base.types import Build
 from choral.data.inputs import Transform, Transforms
@@ -30,7 +30,6 @@ from choral.recipes import recipe_of
 from choral.recipes.recipe import Combine, Recipe
 
 _TRIED = 8  # points on which networks are compared
-_PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
 
 
 def ensemble_of(
@@ -63,9 +62,9 @@ def ensemble_of(
         likelihood: what the outputs mean, as in `choral.fit`.
         transforms: transforms of inputs that the networks expect, as in `choral.fit`.
         target, output: which part of the data and of what the networks return counts, as in `choral.fit`.
-        combine: how members become one prediction of classes, 'probs' or 'logits'.
+        combine: how members become one prediction of classes, 'probs', 'logits' or 'vote'.
     """
-    if not isinstance(networks, Sequence | nn.ModuleList) or isinstance(networks, str) or not networks:
+    if not isinstance(networks, Sequence | nn.ModuleList) or not networks:
         raise InputError(
             f"networks is {type(networks).__name__}; give a list of at least one network, state dict or .safetensors path."
         )
@@ -133,28 +132,10 @@ def _network(item: Any, build: Build | None, number: int) -> nn.Module:
     if build is None:
         raise InputError(f"{where} holds weights alone; give build=, the function that makes their network.")
     network = uncompiled(build())
-    weights = item if isinstance(item, Mapping) else _file(Path(item), where)
-    try:
-        network.load_state_dict(dict(weights))
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise InputError(f"{where} does not fit the network that build makes: {' '.join(lines[1:3])}") from error
+    from safetensors.torch import load_file  # which opens no pickle
+
+    network.load_state_dict(dict(item) if isinstance(item, Mapping) else load_file(item))
     return network
-
-
-def _file(path: Path, where: str) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if path.suffix in _PICKLED:
-        raise InputError(
-            f"{where}: {path.name} is a pickle, which could run code when it is opened, so choral never opens one; load it yourself "
-            "(torch.load(path, weights_only=True)) and give the state dict."
-        )
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{where}: {path} cannot be read ({error}); give a .safetensors file.") from error
 
 
 class Converted:

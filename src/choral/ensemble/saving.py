@@ -27,7 +27,7 @@ from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
 from choral.engine.files import expect, unpack_tensors
-from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
+from choral.engine.folder import read_costs, read_likelihood, read_plan, run_of
 from choral.engine.identity import FINGERPRINT, changes
 from choral.engine.store import MemberStore, state_from
 from choral.ensemble.ensemble import Ensemble
@@ -121,24 +121,20 @@ _HEADER = {
     "format": int,
     "recipe": dict,
     "likelihood": dict,
-    "inputs": ([dict], {str: [dict]}),
+    "inputs": list | dict,
     "interface": dict,
-    "network": (None, {"name": str, "arguments": dict}, [{"name": str, "arguments": dict}]),
-    "forms": [(None, dict)],
-    "table": (None, dict),
+    "network": dict | list | None,
+    "forms": list,
+    "table": dict | None,
     "info": dict,
-    "posthoc": [dict],
-    "fingerprint": FINGERPRINT,
+    "posthoc": list[dict],
+    "fingerprint": dict,
 }
 
 
 def load_file(path: Path, build: Builds | None, **options: Any) -> Ensemble:
     """Return the ensemble in a file that `Ensemble.save` wrote; options are those of `_ensemble`."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}); copy or make it again.") from error
-    return load_bytes(data, str(path), build, **options)
+    return load_bytes(path.read_bytes(), str(path), build, **options)
 
 
 def load_bytes(data: bytes, where: str, build: Builds | None = None, **options: Any) -> Ensemble:
@@ -147,7 +143,7 @@ def load_bytes(data: bytes, where: str, build: Builds | None = None, **options: 
         tensors, header = unpack_tensors(data, where)
         if "format" not in header:
             raise RunError(f"{where} is not a saved ensemble (a member of a run?); give a file made by Ensemble.save.")
-        expect(header, _HEADER, where)
+        expect(expect(header, _HEADER, where)["fingerprint"], FINGERPRINT, where)
         store, count = _members(tensors, header["forms"], where), len(header["forms"])
         table = table_from(header["table"], where)
         return _ensemble(header, store, count, build, where, table=table, info=header["info"], **options)
@@ -193,23 +189,15 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool, **options: A
             "likelihood": identity["likelihood"] if completed is None else completed.to_dict(),
             "posthoc": [w.to_dict() for w in weights],
         }
-        found = _ensemble(about, store, count, build, where, table=read_table(path, plan), info=info, **options)
-        if completed is None and found.likelihood.estimates:
-            _without_noise(path, partial=partial)
-        return found
-
-
-def _without_noise(path: Path, *, partial: bool) -> None:
-    """Refuse a run whose noise was not estimated, or is lost; or warn, where what is missing is to be left out."""
-    said = (
-        f"the noise of the run in {path} is not known (likelihood.json is missing or damaged: it is written when all members are trained), so that "
-        "predicted deviations would be those of the targets"
-    )
-    if not partial:
-        raise RunError(
-            f"{said}; run the same fit again, which makes it, or take them so: choral.load(path, partial=True)."
+        found = _ensemble(
+            about, store, count, build, where, table=table_from(plan["table"], where), info=info, **options
         )
-    warn(f"{said}, and are.")
+        if completed is None and found.likelihood.estimates:  # it is written when all members are trained
+            lost = f"the noise of the run in {path} is not known (likelihood.json is missing or damaged)"
+            if not partial:
+                raise RunError(f"{lost}; run the same fit again, or load it so: choral.load(path, partial=True).")
+            warn(f"{lost}, so predicted deviations are those of the targets.")
+        return found
 
 
 def _present(path: Path, run: str, expected: Sequence[int], partial: bool) -> tuple[MemberStore, int]:
@@ -267,7 +255,7 @@ def _ensemble(
         info=info,
         posthoc=tuple(_of(Correction, v, where) for v in about["posthoc"]),
     )
-    _check_fits(found, where, given=build is not None)
+    _check_fits(found, where)
     checked = build is not None and check_build
     lines = list(changes(about["fingerprint"], found._blueprint.fingerprint())) if checked else []
     if lines:
@@ -344,28 +332,16 @@ def _zoo(network: Any, recipe: Recipe, store: MemberStore, count: int, where: st
     specs = network if isinstance(network, list) else [network]
     stored = max(sum(p.numel() for p in store.get(i).params.values()) for i in range(count))
     for spec in specs:
+        expect(spec, {"name": str, "arguments": dict}, where)
         check_network(spec, recipe.structure.to_dict(), stored, where)
     made = tuple(functools.partial(models.rebuild, spec) for spec in specs)
     return made[0] if len(made) == 1 else made
 
 
-def _check_fits(ensemble: Ensemble, where: str, *, given: bool) -> None:
-    """Raise RunError if a stored member does not have the names, shapes and types of the network that is built.
-
-    Args:
-        ensemble: what was read.
-        where: the file's name.
-        given: whether the caller gave the network; errors of building it are then the caller's own.
-    """
+def _check_fits(ensemble: Ensemble, where: str) -> None:
+    """Raise RunError if a stored member does not have the names, shapes and types of the network that is built."""
     for number, state in enumerate(ensemble.states()):
-        try:
-            network = ensemble._blueprint.network(state.form)
-        except (InputError, PlanError, ConversionError):
-            raise
-        except Exception as error:  # a description from a file can fail in any way that torch knows
-            if given:
-                raise
-            raise RunError(f"{where} describes a network that cannot be built: {error}") from error
+        network = ensemble._blueprint.network(state.form)
         wanted = _shapes(network.named_parameters()) | _shapes(network.named_buffers())
         found = _shapes(state.params.items()) | _shapes(state.buffers.items())
         if wanted != found:

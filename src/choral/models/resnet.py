@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from choral.layers.bayesian.dropout import StochasticDepth
 from choral.layers.frn import FilterResponseNorm
 from choral.models.spec import ACTIVATIONS, Activation, blocks, he, zoo
 
@@ -55,13 +56,16 @@ class Block(nn.Module):
         project = nn.Identity() if same else nn.Conv2d(inputs, width, 1, stride, bias=parts.bias)
         self.downsample = project if same else nn.Sequential(project, parts.norm(width))
         self.add_module(f"act{self.length}", parts.activation())
+        self.drop: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return activation(F(x) + shortcut(x))."""
         y = x
         for i in range(1, self.length + 1):
             y = self.get_submodule(f"bn{i}")(self.get_submodule(f"conv{i}")(y))
-            y = self.get_submodule(f"act{i}")(y if i < self.length else y + self.downsample(x))
+            if i == self.length:
+                y = (y if self.drop is None else self.drop(y)) + self.downsample(x)
+            y = self.get_submodule(f"act{i}")(y)
         return y
 
 
@@ -109,7 +113,13 @@ def _resnet(
 
 @zoo
 def resnet_cifar(
-    depth: int = 20, *, classes: int = 10, channels: int = 3, width: int = 16, activation: Activation = "relu"
+    depth: int = 20,
+    *,
+    classes: int = 10,
+    channels: int = 3,
+    width: int = 16,
+    activation: Activation = "relu",
+    stochastic_depth: float = 0.0,
 ) -> nn.Module:
     """Return a ResNet for small images: three stages of basic blocks with 1x1 projection shortcuts.
 
@@ -119,6 +129,8 @@ def resnet_cifar(
         channels: channels of the images.
         width: channels of the first stage; the others have twice and four times as many.
         activation: as in `mlp`; "silu" is that of the SeBayS authors' networks.
+        stochastic_depth: probability of dropping the last block (`choral.layers.bayesian.dropout.StochasticDepth`); those of
+            the blocks before rise to it in equal steps. With `mc_dropout(rate=None)` passes at prediction drop blocks too.
 
     Shapes: (batch, channels, height, width) -> (batch, classes), any height and width.
 
@@ -131,7 +143,11 @@ def resnet_cifar(
     """
     parts = _Parts(activation=ACTIVATIONS[activation])
     lengths = [blocks(depth, layers=6, extra=2)] * 3
-    return he(_resnet(lengths, parts.block, width=width, classes=classes, channels=channels, parts=parts))
+    network = he(_resnet(lengths, parts.block, width=width, classes=classes, channels=channels, parts=parts))
+    found = [module for module in network.modules() if isinstance(module, Block)] if stochastic_depth else []
+    for number, block in enumerate(found, start=1):
+        block.drop = StochasticDepth(stochastic_depth * number / len(found))
+    return network
 
 
 @zoo

@@ -28,6 +28,8 @@ from choral.metrics.inputs import PROB_FLOOR, mixture_log
 from choral.predictions.prediction import Predictive, means_of
 
 _OF_MEMBERS = ("member_accuracy", "member_nll", "disagreement", "pairwise_kl", "member_correlation")
+_TIE = 1e-3
+"""Part of the mean probability in the shares of a vote: it decides ties and leaves every class possible."""
 _OF_AVERAGE = ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entropy")
 
 
@@ -128,7 +130,8 @@ class Classification(Probabilities):
 
     Args:
         logits: (member, batch, class); dense ones keep the network's axes: (member, batch, class, height, width), say.
-        combine: 'probs' averages member probabilities (a mixture), 'logits' averages logits first.
+        combine: 'probs' averages member probabilities (a mixture), 'logits' averages logits first, 'vote' counts the members'
+            likeliest classes.
         names: the class labels as they were in the data, if they were not 0, 1, 2, ...
         axis: axis of the classes, counted from the end.
         ignore: a label whose positions are left out of scores.
@@ -158,7 +161,12 @@ class Classification(Probabilities):
         """Probabilities of the ensemble (batch, class)."""
         if self.combine == "logits":
             return self.average(self.logits).softmax(self.axis)
-        return self.average(self.member_probs)
+        mean = self.average(self.member_probs)
+        if self.combine == "vote":
+            best = self.member_probs.argmax(self.axis, keepdim=True)
+            shares = self.average(torch.zeros_like(self.member_probs).scatter(self.axis, best, 1.0))
+            return (1 - _TIE) * shares + _TIE * mean
+        return mean
 
     @cached_property
     def labels(self) -> Tensor:
@@ -175,15 +183,15 @@ class Classification(Probabilities):
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
         """Return the temperature fitted on held-out labels."""
-        if per == "member":
+        if per == "member" or self.combine == "vote":
             self.check_mixture()
         logits = self.logits if self.mixes else self.average(self.logits).unsqueeze(0)
         return fit_temperature(*self._flat(logits, targets), per=per, weights=self.shares if self.mixes else None)
 
     @property
     def mixes(self) -> bool:
-        """Averaged logits are no mixture."""
-        return self.combine != "logits"
+        """Averaged logits and votes are no mixture."""
+        return self.combine == "probs"
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
         self._check_rows()
@@ -239,7 +247,7 @@ class Classification(Probabilities):
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return probabilities of the labels that count, position by position; or logits, where those are averaged."""
         labels = self._counted(targets).reshape(len(targets), -1).sum(1).clamp_min(1)
-        mixes = self.mixes
+        mixes = self.combine != "logits"
 
         def loss(average: Tensor) -> Tensor:  # (candidate, batch, [class,] ...)
             if mixes:
@@ -277,7 +285,7 @@ class Classification(Probabilities):
         if drawn:
             own = metrics.evaluate_classification(self._flat(alone, targets)[0], labels, pairs=pairs)
             found |= {n: own[n] for n in _OF_MEMBERS if n in own}
-        if self.combine == "logits":
+        if not self.mixes:
             joint = metrics.evaluate_classification(
                 self._flat(self.probs.unsqueeze(0), targets)[0], labels, pairs=False
             )
@@ -339,6 +347,8 @@ class MultiLabel(Probabilities):
     """
 
     task: ClassVar[str] = "labels"
+    alone: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
+    followed: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
     rules: ClassVar[tuple[str, ...]] = ("labels",)
     accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
 
@@ -416,14 +426,11 @@ class MultiLabel(Probabilities):
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return the means of `row_scores`, calibration over all labels, and the measures of members alone."""
-        parts = [self.of_rows(rows).row_scores(targets) for rows in self.rows_by_member()]
-        alone = {f"member_{n}": sum(float(p[n].mean()) for p in parts) / len(parts) for n in ("accuracy", "nll")}
-        return means_of(self.row_scores(targets)) | {"ece": metrics.ece(*self._two_classes(targets))} | alone
+        return super().scores(targets) | {"ece": metrics.ece(*self._two_classes(targets))}
 
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return accuracy, nll and ece."""
-        found = means_of(self.row_scores(targets)) | {"ece": metrics.ece(*self._two_classes(targets))}
-        return {n: found[n] for n in ("accuracy", "nll", "ece")}
+        return super().brief(targets) | {"ece": metrics.ece(*self._two_classes(targets))}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the reliability table over all labels, and of a single label how well its two classes are told."""

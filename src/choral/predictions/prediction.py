@@ -21,7 +21,7 @@ from choral.base.batches import tensor_of
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import html_table, number, text_table
 from choral.calibration import MemberSelection, StackingWeights
-from choral.calibration.members import Correction, GreedySelection, Loss, greedy_selection
+from choral.calibration.members import Correction, Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class Predictive(ABC):
 
     Facts of a class: `task`, what it is called; `held`, the names of its tensors (member, batch, ...); `offers`, what
     `choral.Prediction` shows of it, the array it stands for first; `like_targets`, whether that has the shape of targets;
-    `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `unsure`, what says how sure it is;
+    `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `alone`, the scores of members that `scores`
+    tells too; `followed`, those of `brief`; `unsure`, what says how sure it is;
     `alarming`, what `alarms` returns, and `alarm`, the best score of out-of-distribution inputs; `rules`, the names of its conformal rules, the
     usual one first; `accepts`, the corrections it takes.
 
@@ -47,6 +48,8 @@ class Predictive(ABC):
     score: ClassVar[str] = "nll"
     shown: ClassVar[tuple[str, ...]]
     unsure: ClassVar[str] = "std"
+    alone: ClassVar[tuple[str, ...]] = ()
+    followed: ClassVar[tuple[str, ...]]
     alarming: ClassVar[tuple[str, ...]]
     alarm: ClassVar[str]
     rules: ClassVar[tuple[str, ...]] = ()
@@ -92,13 +95,7 @@ class Predictive(ABC):
         """Return what each member says, its draws averaged. Shapes: (row, ...) -> (member, ...)."""
         if self.learners is None:
             return values
-        each = []
-        for rows in self.rows_by_member():
-            weights = [1.0 if self.weights is None else self.weights[i] for i in rows]
-            if not sum(weights):  # a member that does not count is described by all its draws
-                weights = [1.0] * len(rows)
-            each.append(torch.stack([values[i] * (w / sum(weights)) for i, w in zip(rows, weights)]).sum(0))
-        return torch.stack(each)
+        return metrics.average_draws(values, self.learners, weights=self.shares)
 
     def of_rows(self, rows: Sequence[int]) -> Self:
         """Return the prediction of some member rows alone; their weights are brought to sum 1 again."""
@@ -109,10 +106,6 @@ class Predictive(ABC):
         learners = None if self.learners is None else tuple(self.learners[i] for i in rows)
         held = {name: getattr(self, name)[list(rows)] for name in self.held}
         return replace(self, **held, weights=kept, learners=learners)
-
-    def with_rule(self, rule: Any) -> Self:
-        """Return the prediction with a conformal rule."""
-        return replace(self, conformal=rule)
 
     @property
     def rule(self) -> Any:
@@ -164,7 +157,7 @@ class Predictive(ABC):
         if not self.mixes:
             raise InputError(
                 f"this ensemble predicts {self.task} by an average that is no mixture of probabilities: there is no log score by which members "
-                "could be selected, weighed or cooled one by one; leave select, stacking and temperature='member' out."
+                "could be selected, weighed or cooled one by one; leave select, stacking and temperature (of a vote; temperature='member' of mean logits) out."
             )
 
     @property
@@ -209,27 +202,11 @@ class Predictive(ABC):
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
         """Return what is averaged over rows, (row, batch, ...), and what an average costs at each point: the ensemble's `score`."""
 
-    def greedy(self, targets: Tensor, *, picks: int = 32, weights: Tensor | None = None) -> GreedySelection:
-        """Return how often greedy selection takes each member, its draws as one, by the score of held-out targets.
-
-        Args:
-            targets: of these points, as `targets` gives them.
-            picks: largest number of choices.
-            weights: of the points (batch,), equal if None.
-        """
-        values, loss = self.blend(targets)
-        members = torch.stack([values[rows].mean(0) for rows in self.rows_by_member()])
-        return greedy_selection(members, loss, picks=picks, weights=weights)
-
-    def weights_of(self, selection: GreedySelection) -> tuple[float, ...]:
-        """Return the weight of each row: the members' shares, spread over their draws."""
-        pairs = zip(self.rows_by_member(), selection.weights)
-        found = {row: weight / len(rows) for rows, weight in pairs for row in rows}
-        return tuple(found[i] for i in range(len(self)))
-
     def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return every scalar measure, as the ensemble combines its members (see `choral.metrics`)."""
-        return means_of(self.row_scores(targets))
+        """Return every scalar measure (see `choral.metrics`): of the ensemble, and as `member_...` of members alone, each the mixture of its draws."""
+        found = means_of(self.row_scores(targets))
+        each = [means_of(self.of_rows(rows).row_scores(targets)) for rows in self.rows_by_member() if self.alone]
+        return found | {f"member_{n}": sum(one[n] for one in each) / len(each) for n in self.alone if n in found}
 
     @abstractmethod
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
@@ -239,9 +216,10 @@ class Predictive(ABC):
         """Return the weights of points (batch,) for the entries of `row_scores`."""
         return weights
 
-    @abstractmethod
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return the few measures that are followed while members are added or inputs corrupted; `score` is among them."""
+        found = means_of(self.row_scores(targets))
+        return {name: found[name] for name in self.followed}
 
     @abstractmethod
     def details(self, targets: Tensor) -> dict[str, Any]:
@@ -489,6 +467,7 @@ class Outputs(Predictive):
     held: ClassVar[tuple[str, ...]] = ("member_outputs",)
     score: ClassVar[str] = "loss"
     shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
+    followed: ClassVar[tuple[str, ...]] = ("loss",)
     alarming: ClassVar[tuple[str, ...]] = ("spread",)
     alarm: ClassVar[str] = "spread"
     mixes: ClassVar[bool] = False
@@ -567,10 +546,6 @@ class Outputs(Predictive):
     def spread(self) -> Tensor:
         """Mean deviation over members of each point (batch,)."""
         return self._by_point("std").double()
-
-    def brief(self, targets: Tensor) -> dict[str, float]:
-        """Return the loss."""
-        return {"loss": self.scores(targets)["loss"]}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return nothing: what a picture of the task would be is unknown."""

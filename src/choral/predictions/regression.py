@@ -26,7 +26,7 @@ from choral.calibration import (
 from choral.calibration.members import Correction, Loss, mixture
 from choral.metrics.inputs import check_level, mixture_log
 from choral.metrics.regression import crps_rows
-from choral.predictions.prediction import Predictive, means_of
+from choral.predictions.prediction import Predictive
 
 LEVELS = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
 SHOWN_LEVELS = (0.5, 0.9, 0.95)
@@ -84,6 +84,7 @@ class Numbers(_Real):
     """Numbers with a distribution from each member, (member, batch, target), that are mixed; scores are computed in float64."""
 
     shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
+    alone: ClassVar[tuple[str, ...]] = ("rmse", "nll", "crps")
     alarming: ClassVar[tuple[str, ...]] = ("variance", "epistemic", "aleatoric")
     alarm: ClassVar[str] = "variance"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
@@ -224,13 +225,9 @@ class Numbers(_Real):
         return found
 
     def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return errors, nll, coverage and width of intervals, and the measures of members alone, each the mixture of its draws."""
-        found = means_of(self.row_scores(targets))
-        for level in SHOWN_LEVELS:
-            found[f"width_{round(100 * level)}"] = metrics.interval_width(*self.mixture_interval(level))
-        alone = [means_of(self.of_rows(rows).row_scores(targets)) for rows in self.rows_by_member()]
-        names = [name for name in ("rmse", "nll", "crps") if name in found]
-        found |= {f"member_{name}": sum(one[name] for one in alone) / len(alone) for name in names}
+        """Return errors, nll, coverage and width of intervals, the measures of members alone, and both parts of the variance."""
+        widths = {n: metrics.interval_width(*self.mixture_interval(n)) for n in SHOWN_LEVELS}
+        found = super().scores(targets) | {f"width_{round(100 * n)}": width for n, width in widths.items()}
         return found | {
             "aleatoric": float(self.aleatoric.double().mean()),
             "epistemic": float(self.epistemic.double().mean()),
@@ -371,6 +368,8 @@ class QuantileRegression(_Real):
     held: ClassVar[tuple[str, ...]] = ("member_quantiles",)
     score: ClassVar[str] = "pinball"
     shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
+    alone: ClassVar[tuple[str, ...]] = ("pinball",)
+    followed: ClassVar[tuple[str, ...]] = ("pinball", "rmse")
     unsure: ClassVar[str] = "width"
     alarming: ClassVar[tuple[str, ...]] = ("width", "epistemic")
     alarm: ClassVar[str] = "width"
@@ -459,15 +458,7 @@ class QuantileRegression(_Real):
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return the means of `row_scores`, the promised coverage, and the pinball loss of members alone."""
-        parts = [self.of_rows(rows).row_scores(targets)["pinball"] for rows in self.rows_by_member()]
-        promised = self.levels[-1] - self.levels[0]
-        found = means_of(self.row_scores(targets)) | {"promised": promised}
-        return found | {"member_pinball": sum(float(p.mean()) for p in parts) / len(parts)}
-
-    def brief(self, targets: Tensor) -> dict[str, float]:
-        """Return pinball and rmse."""
-        found = means_of(self.row_scores(targets))
-        return {"pinball": found["pinball"], "rmse": found["rmse"]}
+        return super().scores(targets) | {"promised": self.levels[-1] - self.levels[0]}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the share of targets below each level, and the outermost quantiles of some rows."""

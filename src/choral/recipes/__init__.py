@@ -4,7 +4,7 @@ Every recipe takes these arguments; a docstring says more where they mean more:
 
 - `epochs`: length of one training; of each member where members are trained apart.
 - `budget`: epochs of all trainings together, instead of `epochs`.
-- `combine`: how members become one prediction of classes, 'probs' or 'logits' (`choral.recipes.recipe.Recipe`).
+- `combine`: how members become one prediction of classes, 'probs', 'logits' or 'vote' (`choral.recipes.recipe.Recipe`).
 - `training`: optimizer, learning rate, batch size and schedule (`choral.recipes.training.Training`), or 'paper'.
 
 Many take `members`, the networks or parts of a network that are members; `draws`, the passes that prediction averages;
@@ -30,6 +30,7 @@ from choral.recipes.drop_connect import drop_connect
 from choral.recipes.dst import dst, edst
 from choral.recipes.emp import ecmp, emp
 from choral.recipes.fge import fge
+from choral.recipes.horizontal_voting import horizontal_voting
 from choral.recipes.hyper_ensemble import hyper_ensemble
 from choral.recipes.masksembles import masksembles
 from choral.recipes.mc_dropout import mc_dropout
@@ -52,8 +53,8 @@ from choral.recipes.treenet import treenet
 
 __all__ = [
     "anchored", "bagged", "batch_ensemble", "bnn", "bnn_sequential", "deep_ensemble", "drop_connect", "dst", "ecmp",
-    "edst", "emp", "fge", "hyper_ensemble", "masksembles", "mc_dropout", "mimo", "packed", "prune_and_tune",
-    "rank1_bnn", "sebays_freeze", "sebays_no_freeze", "sequential_anchored", "single", "snapshot", "ssbnn", "swa",
+    "edst", "emp", "fge", "horizontal_voting", "hyper_ensemble", "masksembles", "mc_dropout", "mimo", "packed",
+    "prune_and_tune", "rank1_bnn", "sebays_freeze", "sebays_no_freeze", "sequential_anchored", "single", "snapshot", "ssbnn", "swa",
     "swag", "tabm", "tabm_mini", "tabpack", "treenet",
 ]  # fmt: skip
 
@@ -134,6 +135,7 @@ METHODS: dict[str, Method] = {
     "tabpack": Method(tabpack, "independent", depends=True),
     "snapshot": Method(snapshot, "sequential"),
     "fge": Method(fge, "sequential"),
+    "horizontal_voting": Method(horizontal_voting, "sequential"),
     "swa": Method(swa, "sequential"),
     "swag": Method(swag, "sequential"),
     "mc_dropout": Method(mc_dropout, "stochastic"),

@@ -6,6 +6,7 @@ arXiv:1905.09453, Equations 4 and 5.
 
 from typing import Any, Literal
 
+from choral.base.errors import InputError
 from choral.layers.bayesian.patched import Mixture
 from choral.objectives.penalties import PatchedL2
 from choral.plan import RecalibrateDraws
@@ -25,6 +26,7 @@ def emp(
     layers: tuple[str, ...] = (),
     learned: bool = False,
     precision: float | None = None,
+    bias_precision: float | None = None,
     statistics: Literal["draw", "shared"] = "draw",
     pretrained: bool = False,
     combine: Combine = "probs",
@@ -44,6 +46,7 @@ def emp(
         layers: name patterns of further layers to patch.
         learned: learn the mixing probabilities instead of keeping them uniform.
         precision: prior precision of the penalty of Equation 6; None leaves regularization to the optimizer's weight decay.
+        bias_precision: prior precision of biases and shifts (rho in the paper); that of weights if None.
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
         pretrained: start from the weights of the network handed to fit (components near them).
@@ -73,11 +76,14 @@ def _patched(
     layers: tuple[str, ...],
     learned: bool,
     precision: float | None,
+    bias_precision: float | None,
     pretrained: bool,
     **options: Any,
 ) -> Recipe:
     options["mixture"] = Mixture(components=components, assignment=assignment, learned=learned)
     after = (RecalibrateDraws(),) if options["statistics"] == "draw" else ()
-    penalties = () if precision is None else (PatchedL2(precision=precision),)
+    if precision is None and bias_precision is not None:
+        raise InputError(f"{name}: bias_precision is {bias_precision}, but precision is not given; give both.")
+    penalties = () if precision is None else (PatchedL2(precision=precision, bias_precision=bias_precision),)
     start: dict[str, Any] = {"pretrained": pretrained, "keep_weights": pretrained}
     return joint(name, Patched, include=layers, after=after, penalties=penalties, **start, **options)

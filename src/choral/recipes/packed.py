@@ -19,6 +19,8 @@ def packed(
     subgroups: int = 1,
     minimum_channels: int = 64,
     whole_block_starts: bool = True,
+    own_batches: bool = False,
+    equal_starts: bool = False,
     kernel: Literal["auto", "loop", "grouped", "matmul"] = "auto",
     combine: Combine = "probs",
     training: Training | Paper = Training(),
@@ -37,5 +39,7 @@ def packed(
         subgroups: gamma, groups within a member's own channels.
         minimum_channels: least channels in a group before gamma is lowered.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
+        own_batches: whether each member reads batches of its own in training (the paper's ablation, Table 7).
+        equal_starts: all members start at the same weights; without dropout they then stay equal (the paper's ablation).
     """
     return joint("packed", Packed, **locals())

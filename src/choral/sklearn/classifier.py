@@ -12,7 +12,6 @@ from sklearn.utils.validation import check_is_fitted
 from choral.base.errors import InputError
 from choral.calibration import fit_conformal_sets
 from choral.objectives.likelihoods import Likelihood
-from choral.predictions import Classification
 from choral.recipes.recipe import Recipe
 from choral.sklearn.estimator import EnsembleEstimator
 from choral.tables.table import Table
@@ -95,16 +94,11 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         each = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[y], sample_weight=own)
         return own * each[y]
 
-    def _classified(self, X: Any) -> Classification:
-        found = self._prediction(X)
-        assert isinstance(found, Classification)
-        return found
-
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class (n_samples, n_classes), in the order of `classes_`."""
-        return self._probs(self._classified(X))
+        return self._probs(self._prediction(X))
 
-    def _probs(self, said: Classification) -> np.ndarray:
+    def _probs(self, said: Any) -> np.ndarray:
         found = said.probs.double().numpy()[:, : len(self.classes_)]
         return np.asarray(found / found.sum(1, keepdims=True))
 
@@ -123,14 +117,13 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         The total is the entropy of the mean prediction, its aleatoric part the mean entropy of the members (noise in the data), and its
         epistemic part what they disagree about (mutual information), which more data would lower.
         """
-        said = self._classified(X)
+        said = self._prediction(X)
         parts = {"total": said.entropy, "aleatoric": said.aleatoric, "epistemic": said.epistemic}
         return Bunch(**{name: part.double().numpy() for name, part in parts.items()})
 
     def calibrate(self, X: Any, y: Any) -> Self:
         """Learn from rows that no member was trained on how large sets of classes must be; return the estimator."""
         said, numbers = self._said_to_calibrate(X, y)
-        assert isinstance(said, Classification)
         self.calibration_ = np.column_stack([numbers, self._probs(said)])
         return self
 

@@ -23,7 +23,6 @@ from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.saving import load_bytes
 from choral.objectives.likelihoods import Likelihood
-from choral.predictions import Predictive
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
@@ -157,7 +156,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         )
         seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="y: the label of every training point")  # of a fold, say
+            warnings.filterwarnings("ignore", message="y: all targets are")  # of a fold, say
             self.ensemble_ = self._ready(problem, held).run(seed=seed, compute=compute, progress=bool(self.verbose))
         self.__dict__.pop("calibration_", None)
 
@@ -204,10 +203,8 @@ class EnsembleEstimator(BaseEstimator, ABC):
     def _held(self, table: Table, X_val: Any, y_val: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return rows that the user held out, as numbers; their targets in the shape of the others."""
         X_val = inputs.read(self, X_val, reset=False, name="X_val")
-        with inputs.called("y_val"):
-            y_val = self._read_targets(y_val, "y_val")
-        with inputs.called("X_val and y_val"):
-            check_consistent_length(X_val, y_val)
+        y_val = self._read_targets(y_val, "y_val")
+        check_consistent_length(X_val, y_val)
         if y_val.size * len(targets) != targets.size * len(y_val):
             raise InputError(
                 f"y_val has shape {y_val.shape}, and y {targets.shape}; give as many targets for each row."
@@ -215,7 +212,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         encoded = self._encode_targets(y_val, "y_val").reshape(-1, *targets.shape[1:])
         return table.inputs(X_val, path="X_val"), encoded
 
-    def _prediction(self, X: Any) -> Predictive:
+    def _prediction(self, X: Any) -> Any:
         """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
         check_is_fitted(self)
         frame = inputs.read(self, X, reset=False)
@@ -223,7 +220,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         assert table is not None  # given by fit, and kept in every saved form
         return self.ensemble_._predictive(table.inputs(frame, path="X"), precision="fp64", device=str(self.device))
 
-    def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Predictive, np.ndarray]:
+    def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         """Return the prediction for held-out rows and their targets as numbers."""
         check_is_fitted(self)
         y = self._read_targets(y)

@@ -8,8 +8,6 @@ the same to the last bit. Elsewhere weights scale losses (`choral.fit`): copies 
 trained on and those that say when to stop.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,15 +35,13 @@ def read(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool, name:
     import pandas as pd
 
     X = X.to_pandas() if hasattr(X, "to_pandas") else X
-    with called(name):
-        if not is_frame(X):
-            X = _array(X, name)
-        validate_data(estimator, X, y, reset=reset, skip_check_array=True)
-        if not is_frame(X):
-            names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(X.shape[1])])
-            X = pd.DataFrame(X, columns=names).infer_objects()
-        elif not X.size:
-            check_array(np.empty(X.shape), input_name=name)  # says so
+    X = X if is_frame(X) else _array(X, name)
+    validate_data(estimator, X, y, reset=reset, skip_check_array=True)
+    if not is_frame(X):
+        names = getattr(estimator, "feature_names_in_", [f"x{i}" for i in range(X.shape[1])])
+        X = pd.DataFrame(X, columns=names).infer_objects()
+    elif not X.size:
+        check_array(np.empty(X.shape), input_name=name)  # says so
     return plain_types(X.set_axis([str(column) for column in X.columns], axis=1), name)
 
 
@@ -58,18 +54,6 @@ def _array(X: Any, name: str) -> np.ndarray:
         if found.ndim != 2 or not any(type(cell) is str or isinstance(cell, np.str_) for cell in found.ravel()):
             raise
         return found
-
-
-@contextmanager
-def called(name: str) -> Iterator[None]:
-    """Let what scikit-learn says of X within the block speak of what the user calls it."""
-    try:
-        yield
-    except ValueError as error:
-        if name == "X" or name in str(error):
-            raise
-        said = str(error)
-        raise InputError(f"{name}{said[1:]}" if said.startswith("X ") else f"{name}: {said}") from error
 
 
 def learn_columns(frame: Any) -> tuple[Column, ...]:

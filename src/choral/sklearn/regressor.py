@@ -13,7 +13,6 @@ from choral.base.errors import InputError
 from choral.calibration import fit_residual_intervals
 from choral.objectives.likelihoods import LearnedGaussian, Likelihood
 from choral.objectives.likelihoods.regression import TargetScale
-from choral.predictions import Regression
 from choral.sklearn.estimator import EnsembleEstimator
 from choral.tables.table import Table
 
@@ -59,11 +58,6 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
         return y
 
-    def _said(self, X: Any) -> Regression:
-        found = self._prediction(X)
-        assert isinstance(found, Regression)
-        return found
-
     def _shaped(self, values: torch.Tensor) -> np.ndarray:
         """Return (row, target, ...) as targets were given."""
         found = values.double().numpy()
@@ -74,7 +68,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
 
         The deviation is that of the mixture: noise in the data and disagreement of the members together.
         """
-        said = self._said(X)
+        said = self._prediction(X)
         return (self._shaped(said.mean), self._shaped(said.std)) if return_std else self._shaped(said.mean)
 
     def predict_quantiles(self, X: Any, quantiles: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
@@ -82,7 +76,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         levels = [quantiles] if is_number(quantiles) else list(quantiles)
         if not levels or not all(is_number(level) and 0 < level < 1 for level in levels):
             raise InputError(f"quantiles is {quantiles!r}; give shares above 0 and below 1, such as (0.05, 0.5, 0.95).")
-        return self._shaped(self._said(X).quantiles_at([float(level) for level in levels]))
+        return self._shaped(self._prediction(X).quantiles_at([float(level) for level in levels]))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """Return the low and high ends of an interval that holds the target with probability `level`.
@@ -91,7 +85,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         """
         if not is_number(level) or not 0 < level < 1:
             raise InputError(f"level is {level!r}; give a probability above 0 and below 1, such as 0.9.")
-        said = self._said(X)
+        said = self._prediction(X)
         if not hasattr(self, "calibration_"):
             low, high = said.mixture_interval(float(level))
         else:
@@ -106,7 +100,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         The aleatoric part is the mean variance that members predict (noise in the data), the epistemic one the variance of their means
         (what they disagree about), which more data would lower.
         """
-        said = self._said(X)
+        said = self._prediction(X)
         parts = {"total": said.variance, "aleatoric": said.aleatoric, "epistemic": said.epistemic}
         return Bunch(**{name: self._shaped(part) for name, part in parts.items()})
 
@@ -117,7 +111,6 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         """
         check_is_fitted(self)
         said, targets = self._said_to_calibrate(X, y)
-        assert isinstance(said, Regression)
         if targets.size != said.mean.numel():
             raise InputError(
                 f"y has shape {targets.shape}, and predictions {tuple(said.mean.shape)}; give one target for each."

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.types import Params
@@ -163,9 +164,16 @@ class JointStructure(Structure, ABC):
     members: int = 4
     kernel: str = "auto"
 
+    @property
+    def by_row(self) -> bool:
+        """Not where there is a batch for each member."""
+        return not self.own_batches
+
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give the batch to the joint network as it is; every member has the same targets."""
-        return x, None if y is None else y.expand(self.members, *y.shape)
+        """Give the batch and its targets to all members, or in training each its own batch where it has one."""
+        if not self.own_batches:
+            return x, None if y is None else y.expand(self.members, *y.shape)
+        return (batches.mapped(lambda t: t.expand(self.members, *t.shape), x), None) if y is None else (x, y)
 
     def unfold(self, outputs: Tensor) -> Tensor:
         """Return the outputs as they are: the member axis is already first."""

@@ -20,7 +20,7 @@ SMALL = 256
 class Packed(JointStructure):
     """PE-(alpha, M, gamma): M members that are the plain network with alpha / M times its inner widths.
 
-    All members see the same batch and differ by their initial weights. See `choral.layers.packed.networks.pack` for how networks are
+    All members see the same batch and differ by their initial weights: with equal starts they stay equal. See `choral.layers.packed.networks.pack` for how networks are
     converted; `print(network.report())` on the joint network lists every layer's widths and effective gamma.
 
     Args:
@@ -30,6 +30,8 @@ class Packed(JointStructure):
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
         whole_block_starts: see `choral.layers.packed.networks.pack`.
+        own_batches: each member is trained on batches of its own instead of the same one.
+        equal_starts: all members start at the weights of the first (the paper's ablation, Table 7).
         kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.
@@ -47,13 +49,15 @@ class Packed(JointStructure):
     subgroups: int = 1
     minimum_channels: int = 64
     whole_block_starts: bool = True
+    own_batches: bool = False
+    equal_starts: bool = False
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the packed network, its weights drawn from the values of the given one."""
-        return pack(
+        joint = pack(
             network,
             members=self.members,
             width=self.members if self.width is None and is_small_perceptron(network) else self.width or 2.0,
@@ -64,8 +68,14 @@ class Packed(JointStructure):
             first=self.first,
             last=self.last,
             axes=dict(self.axes),
+            own_inputs=self.own_batches,
             generator=generator,
         )
+        if self.equal_starts:
+            with torch.no_grad():
+                for tensor in (*joint.parameters(), *joint.buffers()):  # (member, ...)
+                    tensor.copy_(tensor[:1].clone().expand_as(tensor))
+        return joint
 
 
 def is_small_perceptron(network: nn.Module) -> bool:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from choral.base import batches
-from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.order import output_last
 from choral.layers.attention import open_attention
@@ -58,11 +56,6 @@ class TabM(JointStructure):
     start: FirstFactors = "auto"
     own_batches: bool = False
     exclude: tuple[str, ...] = ()
-
-    @property
-    def by_row(self) -> bool:
-        """Not where there is a batch for each member."""
-        return not self.own_batches
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with adapters, and with an output layer for each member."""
@@ -117,14 +110,6 @@ class TabM(JointStructure):
             return ScaledInputs(layer, factors)
         made.s = nn.Parameter(factors.to(made.s))
         return made
-
-    def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give every member the batch, or in training its own batch where it has one."""
-        if not self.own_batches:
-            return super().feed(x, y)
-        if y is not None:
-            return x, y
-        return batches.mapped(lambda t: t.expand(self.members, *t.shape), x), None
 
 
 class _Layers(NamedTuple):

@@ -1,16 +1,20 @@
 """Columns: how each column of a table becomes numbers, one frozen value for each kind of column.
 
-A column is learned from training rows, kept with the ensemble, and encodes any later rows the same way. A cell without a
-value, or with one that training did not have, never refuses a row: it has a code of its own, and a warning says so.
+A column is learned from training rows, kept with the ensemble, and encodes any later rows the same way, in two steps: `read` makes one
+number of each cell, and `encode` makes the inputs of the network of that number, by arithmetic that an exported graph repeats. A cell
+without a value, or with one that training did not have, never refuses a row: it has a code of its own, and a warning says so.
 """
 
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from choral.base.errors import InputError, warn
 from choral.base.text import short
@@ -82,6 +86,7 @@ class Column(Value, ABC):
     name: str
     missing: bool = False
     unread: int = 0
+    reason, beside = "", False  # why it is left out, and whether it is shown beside predictions
 
     @property
     def width(self) -> int:
@@ -103,9 +108,29 @@ class Column(Value, ABC):
     def detail(self) -> str:
         """What else is known about it, in words."""
 
-    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return cells as numbers (row, codes), and which of them have no value (row,)."""
-        return np.zeros((len(cells), 0)), cells.absent
+    @property
+    def reads(self) -> str:
+        """What the number of a cell is, in words."""
+        return "a number"
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        """The middle and the spread of the numbers that cells become."""
+        return 0.0, 1.0
+
+    def read(self, cells: Cells, path: str) -> np.ndarray:
+        """Return one number for each cell (row,), float64: NaN without a value."""
+        return np.full(len(cells), np.nan)
+
+    def encode(self, numbers: Tensor) -> Tensor:
+        """Return the inputs (row, width), float32, of what `read` returns (row,)."""
+        absent = numbers.isnan()
+        parts = [self._coded(numbers, absent), absent[:, None]][: 1 + self.missing]
+        return torch.cat([part.float() for part in parts], 1)
+
+    def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
+        """Return the codes (row, codes) of numbers, some of which are absent."""
+        return numbers.new_zeros(len(numbers), 0)
 
     def said(self, code: np.ndarray) -> str:
         """Return the cell that became these numbers (width,), in words."""
@@ -129,6 +154,11 @@ def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "c
         warn(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
 
 
+def _doubles(*values: float) -> Iterable[Tensor]:
+    """Return numbers as float64 tensors: torch.onnx rounds Python's to float32, which is too coarse for large numbers and dates."""
+    return torch.tensor(values, dtype=torch.float64).unbind()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Scaled(Column):
     """A column whose cells lie on a line, standardized by the scale of the training cells."""
@@ -141,18 +171,27 @@ class _Scaled(Column):
 
     _what: ClassVar[Any]  # a cell that the column reads, in words
 
-    def _checked(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return places, and which are none; name cells that hold something else, unless training had such and they are few."""
+    @property
+    def usual(self) -> tuple[float, float]:
+        """The mean and standard deviation of training."""
+        return self.scale.mean, self.scale.std
+
+    def _standardized(self, numbers: Tensor) -> Tensor:
+        mean, std = _doubles(self.scale.mean, self.scale.std)
+        return (numbers - mean) / std
+
+    def read(self, cells: Cells, path: str) -> np.ndarray:
+        """Return the place of each cell; name those that hold something else, unless training had such and they are few."""
         values = self._values(cells, path)
-        absent = np.isnan(values)
-        odd = absent & ~cells.absent
+        odd = np.isnan(values) & ~cells.absent
         if not self.unread or odd.mean() > 1 - MOSTLY:
             _say_odd(cells, odd, f"is not {self._what}", path)
-        return values, absent
+        return values
 
     def learned(self, cells: Cells, path: str) -> Self:
         """Return the column with the scale of some training cells, and their odd cells counted."""
-        values, absent = self._checked(cells, path)
+        values = self.read(cells, path)
+        absent = np.isnan(values)
         odd = int((absent & ~cells.absent).sum())
         return replace(self, missing=bool(absent.any()), unread=odd, scale=Scale.of(values[~absent]))
 
@@ -202,10 +241,14 @@ class NumberColumn(_Scaled):
             )
         return values
 
-    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return standardized numbers."""
-        values, absent = self._checked(cells, path)
-        return np.asarray(self.scale.apply(np.where(absent, self.fill, values)))[:, None], absent
+    @property
+    def reads(self) -> str:
+        """A number, with its unit."""
+        return "a number; 12% is 0.12" if self.unit == "%" else self._what
+
+    def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
+        (fill,) = _doubles(self.fill)
+        return self._standardized(torch.where(absent, fill, numbers))[:, None]
 
     def _said(self, code: np.ndarray) -> str:
         return f"{self.scale.undo(float(code[0])):.6g}"
@@ -228,6 +271,7 @@ class DateColumn(_Scaled):
     formats: tuple[str, ...] = ()
     times: bool = False
     read_as, _what = "date", "a date as the training data has them"
+    reads = "days since 1970-01-01, with the time of the day as a fraction"
 
     @classmethod
     def learn(cls, cells: Cells, path: str) -> Self:
@@ -266,15 +310,16 @@ class DateColumn(_Scaled):
             )
         return values
 
-    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
+    def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
         """Return the standardized days, and sine and cosine of each cycle."""
-        values, absent = self._checked(cells, path)
-        found = np.where(absent, self.scale.mean, values)
-        parts = [np.asarray(self.scale.apply(found))]
-        for length in (365.2425, 7.0, *((1.0,) if self.times else ())):
-            turn = 2 * np.pi * (found / length % 1)
-            parts += [np.where(absent, 0.0, np.sin(turn)), np.where(absent, 0.0, np.cos(turn))]
-        return np.column_stack(parts), absent
+        (mean,) = _doubles(self.scale.mean)
+        days = torch.where(absent, mean, numbers)
+        circle, *lengths = _doubles(2 * math.pi, 365.2425, 7.0, 1.0)
+        parts = [self._standardized(days)]
+        for length in lengths[: 2 + self.times]:
+            turn = circle * (days / length % 1)
+            parts += [torch.where(absent, 0.0, turn.sin()), torch.where(absent, 0.0, turn.cos())]
+        return torch.stack(parts, 1)
 
     def _said(self, code: np.ndarray) -> str:
         return str(np.datetime64("1970-01-01") + np.timedelta64(round(float(self.scale.undo(float(code[0])))), "D"))
@@ -303,17 +348,32 @@ class _Worded(Column):
     def _ranks(self, cells: Cells) -> np.ndarray:
         return ranks_of(cells, self.values)
 
-    def encode(self, cells: Cells, path: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of each cell's value; name words that training did not have, unless others share a number."""
-        ranks = np.where(cells.absent, -1, self._ranks(cells))
+    @property
+    def reads(self) -> str:
+        """The place of a word."""
+        return "the place of the value among values, from 0; -1 for another value"
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        """The middle of the places, and half of them."""
+        return (len(self.values) - 1) / 2, len(self.values) / 2
+
+    def read(self, cells: Cells, path: str) -> np.ndarray:
+        """Return the place of each cell's value, -1 for others; name words that training did not have, unless they share a number."""
+        ranks = self._ranks(cells)
         odd = (ranks < 0) & ~cells.absent
-        if self.other:
-            ranks = np.where(odd, len(self.values), ranks)
-        elif odd.any():
+        if not self.other:
             known = ", ".join(short(v, 20) for v in self.values[:6]) + ", ..." * (len(self.values) > 6)
             what = f"was not in the training data (known: {known})"
             _say_odd(cells, odd, what, path, "are coded as none of them")
-        return self._rows[ranks], cells.absent
+        return np.where(cells.absent, np.nan, ranks)
+
+    def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
+        """Return the row of each value; that of the others, or the last, for places that are none."""
+        rows, count = torch.tensor(self._rows), len(self.values)
+        known = (numbers >= 0) & (numbers < count)
+        none = torch.where(absent, len(rows) - 1, count if self.other else len(rows) - 1)
+        return rows[torch.where(known, numbers, none).long()]
 
     def _said(self, code: np.ndarray) -> str:
         near = int(np.abs(self._rows - code[: self.codes]).sum(1).argmin())

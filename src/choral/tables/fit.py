@@ -14,10 +14,10 @@ from torch import nn
 
 from choral import models
 from choral.base import rng
-from choral.base.arguments import guarded, is_whole, typed
+from choral.base.arguments import guarded, is_number, is_whole, typed
 from choral.base.errors import InputError
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
-from choral.comparison.compare import recipes_for
+from choral.comparison.compare import heard, recipes_for
 from choral.data.problems import Problem, balanced
 from choral.data.sources import source_of
 from choral.engine.compute import Compute, OnExisting, is_far
@@ -125,7 +125,7 @@ def fit_table(
 
 def _validation(validation: Any, problem: Problem, column: str | None, each: Mapping[str, float]) -> Any:
     """Return validation rows as `fit` takes them: a share as it is; of a table inputs, targets and weights by a `column` and by class."""
-    if validation is None or (isinstance(validation, int | float) and not isinstance(validation, bool)):
+    if validation is None or is_number(validation):
         return validation
     if problem.table is None or not (is_frame(validation) or isinstance(validation, str | Path)):
         what = "give a part of the rows, such as 0.2, or a data frame with the target"
@@ -165,9 +165,7 @@ class Ready:
         """Return the trained ensemble; options are those of `choral.fit`, and callbacks may be `Bars`."""
         if self.candidates:
             return choose(self, **options)
-        heard = options.get("callbacks")
-        if isinstance(heard, Bars):
-            options["callbacks"] = heard(self.recipe.name, self.planned.epochs, self.planned.length)
+        options["callbacks"] = heard(options.get("callbacks"), self.recipe.name, self.planned)
         compute = options.get("compute") or Compute()
         if compute.time_limit is not None and compute.cluster is None:
             started = getattr(compute.time_limit, "started", perf_counter())
@@ -226,7 +224,7 @@ def prepared(
     for what, value in (("epochs", epochs), ("budget", budget)):
         if value is not None and not is_whole(value, 1):
             raise InputError(f"{what} is {value!r}; give a whole number of 1 or more, or leave it to the data.")
-    length, none = budget if epochs is None else epochs, isinstance(validation, int | float) and validation == 0
+    length, none = budget if epochs is None else epochs, is_number(validation) and validation == 0
     searched = _is_searched(problem, method, validation, {"epochs": length, "members": members, "model": model})
     if searched and folds is None and validation is None:
         folds = _parts(problem)
@@ -264,7 +262,7 @@ def prepared(
     if early_stopping is None and patience is not None:
         early_stopping = EarlyStopping(patience=patience)
     if early_stopping is None and share is not None:
-        early_stopping = defaults.stopping(len(problem.x_train), training.batch_size, by=by)
+        early_stopping = defaults.stopping(problem, training.batch_size, by=by)
     if early_stopping is not None and not restore_best:
         early_stopping = replace(early_stopping, restore_best=False)
     said = {option: value for option, value in settings.items() if value is not None}
@@ -313,7 +311,7 @@ def _least(problem: Problem, validation: Any) -> int:
 
 def can_choose(problem: Problem, validation: Any) -> bool:
     """Return whether 'auto' has rows to choose by."""
-    none = isinstance(validation, int | float) and validation == 0
+    none = is_number(validation) and validation == 0
     return is_table(problem, _least(problem, validation)) and not none
 
 
@@ -415,9 +413,9 @@ def choose(
         if compute.executor == "auto":  # decided by size, not by a clock: the same command is to give the same members
             few = sum(p.numel() for p in build().parameters()) < defaults.STACKED
             own = replace(own, executor="vectorized" if few else "sequential")
-        heard = [line.of(candidate.name, candidate.members, recipe.epochs), *others]
+        told_to = [line.of(candidate.name, candidate.members, recipe.epochs), *others]
         own_seed = rng.key(seed, "round", candidate.round) if candidate.round else seed
-        told: dict[str, Any] = {"callbacks": heard, "progress": False, "seed": own_seed, "compute": own}
+        told: dict[str, Any] = {"callbacks": told_to, "progress": False, "seed": own_seed, "compute": own}
         return train(build, source, recipe, **known, **limits, **options, **told)
 
     drawn = somebody_watches() if progress is None else progress

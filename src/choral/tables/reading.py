@@ -139,17 +139,11 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
 
 
 def plain_types(frame: Any, where: str) -> Any:
-    """Return a data frame whose periods are dates; InputError for complex numbers, or for a name that occurs twice."""
+    """Return a data frame whose periods are dates; InputError for a name that occurs twice."""
     names = list(frame.columns)
     twice = sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
-    for name, kind in frame.dtypes.items():
-        cells = frame[name].head(50) if kind == np.dtype(object) else ()
-        if kind.kind == "c" or any(isinstance(cell, complex) for cell in cells):
-            raise InputError(
-                f"{where}: column '{short(name)}' holds complex numbers; give their real and imaginary parts as two columns."
-            )
     spans = [name for name, kind in frame.dtypes.items() if str(kind).startswith("period")]
     return frame.assign(**{name: frame[name].dt.to_timestamp() for name in spans}) if spans else frame
 

@@ -21,18 +21,18 @@ from torch import Tensor, nn
 
 from choral import models
 from choral.base import rng
-from choral.base.errors import DivergedError, InputError, RunError
+from choral.base.errors import DivergedError, RunError
 from choral.base.types import Build
 from choral.calibration import StackingWeights, bagged_selection
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
-from choral.engine.files import read_json, write_json
+from choral.engine.files import read_json, sha256, write_json
 from choral.engine.folder import claimed, clear, folder_name
 from choral.engine.identity import fingerprint
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
-from choral.ensemble.held_out import FOLDS, OutOfFold, complete, digest_of, keep_folds, settle_noise
+from choral.ensemble.held_out import FOLDS, OutOfFold, complete, keep_folds, settle_noise
 from choral.plan import Collect, Start, fork, seq
 from choral.predictions import Predictive
 from choral.recipes.recipe import Recipe
@@ -370,8 +370,6 @@ def search(
         overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
         tell: gets a line about each candidate.
     """
-    if not candidates:
-        raise InputError("there are no candidates to choose from; name at least one method.")
     folder = None if run_dir is None else Path(run_dir)
     if folder is not None and (folder / "plan.json").exists():
         raise RunError(f"{folder} holds the run of one method; give another folder for a search, or name that method.")
@@ -414,4 +412,4 @@ def _keep(ensemble: Ensemble, folder: Path) -> None:
     row |= {name: counted[name] for name in ("train_flops", "train_seconds") if name in counted}
     write_json(folder / CHOICE, {"row": row, "findings": [outcome, *tried]}, within=folder)
     if ensemble._out_of_fold is not None:
-        keep_folds(ensemble, folder, digest_of(folder / SAVED))
+        keep_folds(ensemble, folder, sha256((folder / SAVED).read_bytes()))

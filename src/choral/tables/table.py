@@ -1,11 +1,13 @@
 """Tables as training data: the rules of their columns are learned once and kept for prediction."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from choral.base.errors import InputError, RunError, did_you_mean, warn
 from choral.base.text import short
@@ -62,7 +64,7 @@ class Table(Value):
     @property
     def left_out(self) -> tuple[str, ...]:
         """Columns that are no inputs although nobody asked for that."""
-        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and not c.reason.endswith("as asked"))
+        return tuple(c.name for c in self.columns if not c.codes and not c.reason.endswith("as asked"))
 
     @property
     def width(self) -> int:
@@ -72,7 +74,7 @@ class Table(Value):
     @property
     def beside(self) -> tuple[str, ...]:
         """Columns that are shown beside predictions, if a table has them."""
-        return tuple(c.name for c in self.columns if isinstance(c, LeftOutColumn) and c.beside)
+        return tuple(c.name for c in self.columns if c.beside)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return how each column is read, as rows of plain types."""
@@ -86,34 +88,52 @@ class Table(Value):
             )
         return self.classes or None
 
-    def inputs(self, frame: Any, *, path: str = "the table") -> np.ndarray:
-        """Return the inputs of a data frame's rows, float32 (row, width); it has the columns of training, in any order, and any others.
+    @property
+    def used(self) -> list[Column]:
+        """The columns that are inputs."""
+        return [c for c in self.columns if c.width]
 
-        Cells without a value, and values that training did not have, get codes of their own, and a warning names them.
+    def read(self, frame: Any, *, path: str = "the table") -> np.ndarray:
+        """Return one number for each cell of the used columns, float64 (row, used column), which is what an exported graph reads.
+
+        Args:
+            frame: a data frame with the columns of training, in any order, and any others.
+            path: what to call it in an error.
+
+        Numbers are themselves, dates are days since 1970, words their place among the column's values (-1 for others), and NaN is no value.
+        A warning names values that training did not have.
         """
         if not self.columns:
             raise InputError(f"{path} is a table, but this ensemble was fitted on arrays; give an .npz file with x.")
-        used = [c for c in self.columns if c.width]
-        for column in used:
+        for column in self.used:
             check_column(frame, column.name, path)
         if not len(frame):
             raise InputError(f"{path} has no rows; give at least one row below the header.")
-        found, place = np.zeros((len(frame), self.width), np.float32), 0
-        gaps, rows, count = list[Cells](), np.zeros(len(frame), bool), 0
-        for column in used:
+        found, gaps = np.empty((len(frame), len(self.used))), dict[str, np.ndarray]()
+        for i, column in enumerate(self.used):
             cells = Cells(frame[column.name])
-            found[:, place : place + column.codes], absent = column.encode(cells, path)
-            if column.missing:
-                found[:, place + column.codes] = absent
-            elif (blank := absent & cells.absent).any():  # others were named by the column
-                gaps, rows, count = [*gaps, cells], rows | blank, count + int(blank.sum())
-            place += column.width
+            found[:, i] = column.read(cells, path)
+            if not column.missing and cells.absent.any():  # other odd cells were named by the column
+                gaps[column.name] = cells.absent
         if gaps:
-            names = ", ".join(repr(short(cells.name)) for cells in gaps[:8]) + ", ..." * (len(gaps) > 8)
+            names = ", ".join(repr(short(name)) for name in [*gaps][:8]) + ", ..." * (len(gaps) > 8)
+            rows, count = np.any([*gaps.values()], 0), sum(int(blank.sum()) for blank in gaps.values())
             warn(
                 f"{path}: column{'s' * (len(gaps) > 1)} {names} {'have' if len(gaps) > 1 else 'has'} {count:,} cell(s) without a value "
-                f"({gaps[0].lines(rows)}), which training did not have; they are read as the median, or as none of the known values."
+                f"({Cells(frame[next(iter(gaps))]).lines(rows)}), which training did not have; they are read as the median, or as none of the known values."
             )
+        return found
+
+    def encoded(self, numbers: Tensor) -> Iterator[Tensor]:
+        """Yield the inputs (row, width) of each used column, of what `read` returns."""
+        return (column.encode(each) for column, each in zip(self.used, numbers.unbind(1)))
+
+    def inputs(self, frame: Any, *, path: str = "the table") -> np.ndarray:
+        """Return the inputs of a data frame's rows, float32 (row, width): `read`, then `encoded`."""
+        numbers, place = torch.from_numpy(self.read(frame, path=path)), 0
+        found = np.empty((len(numbers), self.width), np.float32)
+        for part in self.encoded(numbers):
+            found[:, place : (place := place + part.shape[1])] = part.numpy()
         return found
 
     def targets(self, frame: Any, *, path: str = "the table") -> np.ndarray:
@@ -144,10 +164,7 @@ def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
     """Return the table that a file holds as plain content; RunError for anything else."""
     if content is None:
         return None
-    try:
-        table = from_dict(content)
-    except InputError as error:
-        raise RunError(f"{where} holds a table that cannot be read: {error}") from error
+    table = from_dict(content)
     if not isinstance(table, Table):
         raise RunError(f"{where} holds a {type(table).__name__} where a Table belongs; copy or make it again.")
     return table

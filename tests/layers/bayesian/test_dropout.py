@@ -1,10 +1,15 @@
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import nn
 
+from choral import Compute, models
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
+from choral.fit import fit
+from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput, StochasticDepth
+from choral.recipes import mc_dropout
+from choral.testing.problems import CALM
 
 
 def test_units_are_dropped_in_evaluation_and_the_mean_is_kept():
@@ -68,3 +73,37 @@ def test_drop_connect_drops_weights_once_for_the_batch():
 def test_rates_out_of_range_are_refused():
     with pytest.raises(InputError, match="rate is 1"):
         DropConnect(nn.Linear(2, 2), rate=1)
+
+
+def test_stochastic_depth_drops_whole_rows_in_training_and_whole_passes_at_prediction():
+    torch.manual_seed(0)
+    plain = StochasticDepth(0.25)
+    x = torch.ones(4000, 2, 3, 3)
+    rows = plain(x).flatten(1)
+    assert (rows == rows[:, :1]).all()  # each row as a whole
+    assert sorted(rows[:, 0].unique().tolist()) == pytest.approx([0, 4 / 3])
+    assert binomtest(int((rows[:, 0] > 0).sum()), 4000, 0.75).pvalue > 0.001
+    assert torch.equal(plain.eval()(x), x)
+    kept = Dropped(plain).eval()
+    passes = []
+    for seed in range(400):
+        with draws.keyed(seed):
+            passes.append(kept(x[:3]))
+    assert all((y == y.flatten()[0]).all() for y in passes)  # one shallower network for all rows
+    assert binomtest(sum(bool(y.any()) for y in passes), 400, 0.75).pvalue > 0.001
+    assert isinstance(kept.plain(), StochasticDepth)
+
+
+def test_residual_networks_predict_at_random_depths():
+    torch.manual_seed(0)
+    network = models.resnet_cifar(8, width=4, stochastic_depth=0.9)
+    assert [m.p for m in network.modules() if isinstance(m, StochasticDepth)] == pytest.approx([0.3, 0.6, 0.9])
+    x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 10
+    found = {}
+    for executor in ("sequential", "vectorized"):
+        recipe = mc_dropout(budget=1, rate=None, draws=12, training=CALM)
+        ensemble = fit(lambda: network, (x, y), recipe, compute=Compute(executor=executor))
+        found[executor] = ensemble._predictive(x).member_probs
+    torch.testing.assert_close(found["sequential"], found["vectorized"], atol=1e-4, rtol=1e-3)
+    different = len(found["sequential"].round(decimals=5).unique(dim=0))
+    assert 2 <= different <= 8  # two to the power of three blocks

@@ -11,6 +11,7 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base import draws
@@ -19,9 +20,26 @@ from choral.base.errors import ConversionError, InputError
 from choral.layers.functional import Twin
 from choral.layers.joint.layers import WeightLayer
 
+
+class StochasticDepth(nn.Dropout):
+    """Drop everything that a layer gives for a row, such as the branch of a residual block, with probability `p`.
+
+    In evaluation it does nothing, unless `choral.recipes.mc_dropout` keeps it on: a pass is then one shallower network.
+
+    Reference: Huang et al., "Deep Networks with Stochastic Depth", 2016, arXiv:1603.09382, in the scaling of `nn.Dropout`.
+
+    >>> StochasticDepth(0.5)(torch.ones(1000, 3)).unique(dim=0).tolist()
+    [[0.0, 0.0, 0.0], [2.0, 2.0, 2.0]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with some rows dropped."""
+        return x * F.dropout(x.new_ones(x.shape[:1] + (1,) * (x.dim() - 1)), self.p, self.training)
+
+
 _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
-DROPOUTS = (*_UNITS, *_ALPHA)
+DROPOUTS = (StochasticDepth, *_UNITS, *_ALPHA)
 _SATURATION = -1.7580993408473766  # of SELU, where alpha dropout sends what it drops
 
 
@@ -102,7 +120,8 @@ class Dropped(RowAware, Twin):
         """Return x with units or channels dropped."""
         if self.rate == 0:
             return x
-        after = _UNITS.get(self.kind, x.dim() - 2 if self.kind is nn.FeatureAlphaDropout else 0)
+        whole = {StochasticDepth: x.dim() - 1, nn.FeatureAlphaDropout: x.dim() - 2}
+        after = whole.get(self.kind, _UNITS.get(self.kind, 0))
         drawn = x if self.training else self.one_row(x)
         shape = (*drawn.shape[: x.dim() - after], *(1,) * after)  # one decision for all that a channel holds
         by_row = 0 if self.training else None

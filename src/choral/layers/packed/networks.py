@@ -42,11 +42,11 @@ class PackedNetwork(Joint):
 
     def is_faster_together(self) -> bool:
         """Return whether members can run abreast on the channel axis."""
-        return self.course() is not None
+        return not self.own_inputs and self.course() is not None
 
     def together(self, x: Batch) -> Tensor:
         """Run all members side by side: on the channel axis if the network allows it, else mapped."""
-        course = self.course()
+        course = None if self.own_inputs else self.course()
         if course is None or not isinstance(x, Tensor):
             return super().together(x)
         return run_abreast(self.network, course, x, self.members)
@@ -73,6 +73,7 @@ def pack(
     first: Sequence[str] = (),
     last: Sequence[str] = (),
     axes: Mapping[str, Sequence[int]] | None = None,
+    own_inputs: bool = False,
     generator: torch.Generator | None = None,
 ) -> PackedNetwork:
     """Return M narrower copies of a network as one: a Packed-Ensemble PE-(alpha, M, gamma).
@@ -95,6 +96,7 @@ def pack(
         first: patterns of the layers that read the input; the first one registered by default.
         last: patterns of the layers that give the output; the last one registered by default.
         axes: for parameters that belong to no layer of torch: name -> axes that are widths, where that is not plain.
+        own_inputs: whether every member reads inputs of its own.
         generator: draws the weights; a new one with seed 0 by default.
 
     Reference: Laurent et al., 2023, section 3 and appendix B.
@@ -140,7 +142,7 @@ def pack(
             "each group; use subgroups=1, a larger width, or a smaller minimum_channels."
         )
     names = [name for name, _ in (*tree.named_parameters(), *tree.named_buffers())]
-    joint = PackedNetwork(tree, members=members, stacked=names, kernel=kernel)
+    joint = PackedNetwork(tree, members=members, stacked=names, kernel=kernel, own_inputs=own_inputs)
     joint.widths = tuple(n.widths)
     return joint.train(network.training)
 
