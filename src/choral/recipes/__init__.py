@@ -92,7 +92,7 @@ class Method:
             said: settings that the user chose for this method, which replace its own too.
         """
         own = self.options["training"].default
-        return replace(own, batch_size=shared.batch_size, **said) if self.depends else shared
+        return replace(own, **{"batch_size": shared.batch_size} | said) if self.depends else shared
 
     @functools.cached_property
     def call(self) -> Callable[..., Recipe]:
