@@ -17,9 +17,10 @@ import torch
 from choral.base.arguments import fits
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
+from choral.objectives.limits import POSITIVE, Limit, Limited, Limits
 from choral.plan.optimizers import Optimizer
 
+FINITE = Limit(math.isfinite, "a finite number")
 OF_STEPS = ("rate", "dropout", "smoothing")
 """Settings of a training step beside those of its optimizer."""
 
@@ -85,7 +86,7 @@ class Span(Limited, ABC):
 class Uniform(Span):
     """A number between two, all alike."""
 
-    limits: ClassVar[Limits] = {"low": NOT_NEGATIVE, "high": NOT_NEGATIVE}
+    limits: ClassVar[Limits] = {"low": FINITE, "high": FINITE}
     low: float
     high: float
 
