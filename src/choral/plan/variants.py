@@ -17,9 +17,10 @@ import torch
 from choral.base.arguments import fits
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
+from choral.objectives.limits import POSITIVE, Limit, Limited, Limits
 from choral.plan.optimizers import Optimizer
 
+FINITE = Limit(math.isfinite, "a finite number")
 OF_STEPS = ("rate", "dropout", "smoothing")
 """Settings of a training step beside those of its optimizer."""
 
@@ -82,12 +83,22 @@ class Span(Limited, ABC):
 
 
 @dataclass(frozen=True)
-class Uniform(Span):
-    """A number between two, all alike."""
+class _Between(Span, ABC):
+    """A number between two."""
 
-    limits: ClassVar[Limits] = {"low": NOT_NEGATIVE, "high": NOT_NEGATIVE}
+    limits: ClassVar[Limits] = {"low": FINITE, "high": FINITE}
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise InputError(f"{type(self).__name__}({self.low}, {self.high}): give the lower number first.")
+
+
+@dataclass(frozen=True)
+class Uniform(_Between):
+    """A number between two, all alike."""
 
     def draw(self, generator: torch.Generator) -> float:
         """Return a value."""
@@ -95,12 +106,10 @@ class Uniform(Span):
 
 
 @dataclass(frozen=True)
-class LogUniform(Span):
+class LogUniform(_Between):
     """A number between two above 0, all orders of magnitude alike."""
 
     limits: ClassVar[Limits] = {"low": POSITIVE, "high": POSITIVE}
-    low: float
-    high: float
 
     def draw(self, generator: torch.Generator) -> float:
         """Return a value."""
