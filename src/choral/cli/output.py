@@ -38,16 +38,21 @@ def json_text(content: Any) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line for people on standard output."""
-    sys.stdout.write(_encodable(text, sys.stdout.encoding) + "\n")
+    """Print a text for people on standard output."""
+    _write(text, sys.stdout)
 
 
 def note(text: str) -> None:
-    """Print a sentence on standard error; in a terminal it breaks between words."""
-    line = _encodable(text, sys.stderr.encoding)
-    if sys.stderr.isatty():
-        line = textwrap.fill(line, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
-    sys.stderr.write(line + "\n")
+    """Print a sentence on standard error."""
+    _write(text, sys.stderr)
+
+
+def _write(text: str, stream: Any) -> None:
+    """Write a text; in a terminal a single line of it breaks between words."""
+    text = _encodable(text, stream.encoding)
+    if stream.isatty() and "\n" not in text:
+        text = textwrap.fill(text, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    stream.write(text + "\n")
 
 
 def _encodable(text: str, encoding: str | None) -> str:
