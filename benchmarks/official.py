@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from choral import corruptions
+
 WANTED = "cifar-10-batches-py, cifar-100-python, UCI_Datasets, aclImdb"
 UCI_FOLDERS = {
     "boston": "bostonHousing",
@@ -172,3 +174,19 @@ READERS = {
     "uci_split": Reader(uci_split, ("UCI_Datasets",)),
     "imdb": Reader(imdb, ("aclImdb",)),
 }
+
+
+def mixed(images: np.ndarray, *, clean: float = 0.2, severity: int = 4, seed: int = 0) -> np.ndarray:
+    """Return images (row, channel, height, width) of which a part is clean and the others have one common corruption each.
+
+    Delaunoy & Louppe, 2021: CIFAR-10(-C) is a fifth of clean images, the others of severity 4.
+    """
+    kinds = np.random.default_rng(seed).permutation(len(images)) / len(images)
+    made = images.copy()
+    for i, name in enumerate(corruptions.COMMON):
+        share = (1 - clean) / len(corruptions.COMMON)
+        rows = np.flatnonzero((clean + i * share <= kinds) & (kinds < clean + (i + 1) * share))
+        if len(rows):
+            whole = corruptions.corrupt(images[rows].transpose(0, 2, 3, 1), name, severity=severity, seed=seed)
+            made[rows] = whole.transpose(0, 3, 1, 2)
+    return made

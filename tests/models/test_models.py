@@ -30,6 +30,7 @@ SMALL: dict[str, tuple[dict, tuple[int, ...]]] = {
         (3,),
     ),
     "lenet": ({"size": "5", "channels": 1, "side": 28}, (1, 28, 28)),
+    "cnn28": ({"channels": 1, "side": 12}, (1, 12, 12)),
     "alexnet_cifar": ({"channels": 1, "side": 8}, (1, 8, 8)),
     "resnet_cifar": ({"depth": 20, "width": 4}, (3, 8, 8)),
     "resnet20_frn": ({"width": 4}, (3, 8, 8)),

@@ -165,3 +165,12 @@ def test_a_load_py_gives_what_official_files_do_not(tmp_path, monkeypatch):
     assert x.shape == (10, 3, 32, 32)
     assert len(x_test) == 2
     np.testing.assert_array_equal(y, np.arange(10))
+
+
+def test_a_mixture_of_clean_and_corrupted_images_has_the_papers_parts():
+    images = np.random.default_rng(0).integers(0, 256, (300, 3, 32, 32)).astype(np.uint8)
+    made = official.mixed(images)
+    same = (made == images).all((1, 2, 3))
+    assert same.sum() == 60  # a fifth is clean, all others are corrupted
+    assert (official.mixed(images) == made).all()
+    assert (official.mixed(images, seed=1) != made).any()

@@ -1,7 +1,10 @@
 """Prune and Tune, DST and EDST: masks as promised, exact zeros, smaller networks, users' own networks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from tests.plan.written_out import written_out
 from torch import nn
 
 from choral import Compute, masks, models
@@ -9,7 +12,7 @@ from choral.base.errors import InputError
 from choral.compaction import compact
 from choral.engine.store import encode_member
 from choral.fit import fit
-from choral.plan import SGD, Adam, AntiRandom, Prune, Regrow, State
+from choral.plan import SGD, Adam, AntiRandom, Collect, Hatch, Prune, Regrow, State, Train, fork, seq
 from choral.plan.walk import trainings
 from choral.recipes import make, prune_and_tune
 from choral.recipes.training import Training
@@ -368,3 +371,48 @@ def test_recurrent_neurons_are_not_pruned_without_a_word():
     recipe = make("prune_and_tune", budget=8, members=2, unit="neuron", training=QUICK)
     with pytest.raises(InputError, match="nothing to prune: the network has no convolutions and linear layers"):
         fit(Sentence, (X.view(16, 4, 6), Y[:16]), recipe)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: models.resnet_cifar(8, width=8, classes=4), (3, 16, 16)),
+        (lambda: models.lenet("S", classes=4, side=16), (3, 16, 16)),
+        (lambda: models.mlp(6, 4, hidden=(40, 30)), (6,)),
+    ],
+)
+def test_children_of_a_mother_are_wider_and_compute_the_same_before_they_are_tuned(build, shape):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, *shape, generator=generator), torch.arange(24) % 4
+    recipe = make("mothernets", budget=6, members=2, training=Training(lr=0.01, optimizer=Adam(), batch_size=8))
+    plan = seq(*recipe.plan.phases[:-1], Collect(), fork(2, Hatch(), Collect()))
+    ensemble = fit(build, (x, y), replace(recipe, plan=plan))
+    mother, *children = ensemble.states()
+    sizes = [sum(p.numel() for p in state.params.values()) for state in (mother, *children)]
+    assert sizes[0] < 0.6 * sizes[1] == 0.6 * sizes[2]
+    logits = ensemble._predictive(x).logits
+    assert (logits - logits[:1]).abs().max() < 1e-6
+    assert any((a - children[1].params[n]).abs().max() > 1e-3 for n, a in children[0].params.items())
+    assert sizes[1] == sum(p.numel() for p in build().parameters())
+
+
+def test_neurons_that_cannot_leave_are_masked_and_train_in_children():
+    """LayerNorm reads all features, so the mother keeps them as zeros."""
+    x, y = torch.randn(24, 6, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+    recipe = make("mothernets", budget=12, members=2, training=Training(lr=0.01, optimizer=Adam(), batch_size=8))
+    ensemble = fit(
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 4)), (x, y), recipe
+    )
+    for state in ensemble.states():
+        assert not state.mask
+        assert (state.params["0.weight"] != 0).all()
+
+
+def test_a_mother_gets_half_of_the_epochs_and_what_does_not_divide():
+    for options, epochs in (({"budget": 21}, [13, 2, 2, 2, 2]), ({"budget": 20, "mother_epochs": 4}, [4, 4, 4, 4, 4])):
+        recipe = make("mothernets", members=4, **options)
+        assert [p.epochs for p, _ in written_out(recipe.plan) if isinstance(p, Train)] == epochs
+    with pytest.raises(InputError, match="a mother and 4 members"):
+        make("mothernets", budget=4)
+    with pytest.raises(InputError, match="size 1"):
+        make("mothernets", size=1.0)

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 import torch
@@ -123,3 +124,17 @@ def test_it_survives_json_and_says_what_it_accepts():
         Patched(output=False).convert(nn.Linear(2, 2), generator())
     with pytest.raises(ConversionError, match=r"'1' \(LSTM\) cannot be patched"):
         Patched(include=("1",)).convert(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2), nn.Linear(2, 2)), generator())
+
+
+@pytest.mark.parametrize(("assignment", "size"), [("network", 2), ("layer", 4), ("scalar", 16)])
+def test_the_effective_size_is_the_number_of_networks_that_passes_draw(assignment, size):
+    plain = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1), nn.Linear(1, 1))
+    nn.init.ones_(plain[1].bias)
+    structure = Patched(mixture=Mixture(components=2, assignment=assignment), jitter=0.5, keep_weights=True)
+    assert math.exp(structure.log_size(plain)) == pytest.approx(size)
+    joint = structure.convert(plain, torch.Generator().manual_seed(0)).eval()
+    lines = set()
+    for seed in range(300):
+        with draws.keyed(seed):
+            lines.add(tuple(joint(torch.tensor([[1.0], [2.0]])).flatten().mul(1e4).round().tolist()))
+    assert len(lines) == size

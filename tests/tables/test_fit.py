@@ -334,3 +334,10 @@ def test_zeros_and_ones_are_two_classes_or_as_asked_numbers(kind: type) -> None:
     assert set(classes.to_frame()["prediction"]) <= {"0", "1"}
     numbers = choral.fit_table(frame, "sold", task="regression", **QUICK).predict(frame)
     assert {"mean", "std"} <= set(numbers.to_frame())
+
+
+@pytest.mark.filterwarnings("ignore")  # a short training
+def test_a_batch_size_replaces_that_of_a_method_with_settings_of_its_own():
+    frame = pd.DataFrame({"a": np.arange(60.0), "k": ["x", "y"] * 30})
+    fitted = choral.fit_table(frame, "k", method="bnn", epochs=1, training=choral.Training(batch_size=17))
+    assert '"batch_size": 17' in json.dumps(fitted.recipe.to_dict())

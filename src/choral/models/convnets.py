@@ -1,4 +1,4 @@
-"""Plain convolutional networks: LeNet in four sizes and the AlexNet of the reference-posterior literature."""
+"""Plain convolutional networks: LeNet in four sizes, and the AlexNet and small CNN of the reference-posterior literature."""
 
 from collections import OrderedDict
 from itertools import pairwise
@@ -89,4 +89,35 @@ def alexnet_cifar(*, classes: int = 10, channels: int = 3, side: int = 32) -> nn
         layers[f"swish{i + 5}"] = nn.SiLU()
         width = units
     layers["classifier"] = nn.Linear(width, classes)
+    return nn.Sequential(layers)
+
+
+@zoo
+def cnn28(*, classes: int = 7, channels: int = 3, side: int = 28) -> nn.Module:
+    """Return a CNN of two convolutions for images of 28 pixels, such as DermaMNIST's.
+
+    Convolutions of 16 and 32 channels (3x3), each with Swish and max-pooling, and a linear layer.
+
+    Args:
+        classes: number of classes.
+        channels: channels of the images.
+        side: height and width of the images, at least 4.
+
+    Shapes: (batch, channels, side, side) -> (batch, classes).
+
+    Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649, Table 3, which says two layers
+    and no widths.
+
+    >>> sum(p.numel() for p in cnn28().parameters())
+    16071
+    """
+    if side < 4:
+        raise InputError(f"side={side} is not accepted; give images of at least 4x4.")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (inputs, outputs) in enumerate(pairwise((channels, 16, 32)), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
+        layers[f"swish{i}"] = nn.SiLU()
+        layers[f"pool{i}"] = nn.MaxPool2d(2)
+    layers["flatten"] = nn.Flatten()
+    layers["classifier"] = nn.Linear(32 * (side // 2 // 2) ** 2, classes)
     return nn.Sequential(layers)

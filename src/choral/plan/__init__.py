@@ -60,6 +60,7 @@ from choral.plan.sparse import (
     AntiRandom,
     Compact,
     ErdosRenyi,
+    Hatch,
     Magnitude,
     Masks,
     Partition,
@@ -73,7 +74,7 @@ from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Varian
 
 __all__ = [
     "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
-    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStopping", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates",
+    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStopping", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates", "Hatch",
     "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimizer", "OwnOptimizer", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
     "Reset", "ResetStds", "Resize", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",

@@ -3,6 +3,7 @@
 import functools
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -242,6 +243,40 @@ class Compact(Operator):
         slots = {n: s for n, s in state.slots.items() if n != MASK}
         form = result.form if result.form["axes"] else state.form
         return State(params, buffers, slots | ({MASK: rest} if rest else {}), {}, form)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hatch(Operator):
+    """Give a compacted network its whole width back, with the same outputs in evaluation mode.
+
+    Neurons that come back read their inputs through fresh weights of this place, and nobody reads them yet: outgoing
+    weights start at zero. Neurons that were masked in place keep zero weights, which train from then on.
+
+    Reference: Chen et al., "Net2Net: Accelerating Learning via Knowledge Transfer", 2016, arXiv:1511.05641.
+    """
+
+    foreseen: ClassVar[bool] = True
+
+    def apply(self, state: State, context: Context) -> State:
+        """Return the state of the whole network."""
+        whole, axes = context.fresh(), (state.form or {"axes": {}})["axes"]
+        params, buffers = (
+            {name: _widened(tensor, small[name], axes.get(name, {})) for name, tensor in full.items()}
+            for full, small in ((whole.params, state.params), (whole.buffers, state.buffers))
+        )
+        return State(params, buffers, {n: s for n, s in state.slots.items() if n != MASK})
+
+
+def _widened(fresh: Tensor, small: Tensor, axes: Mapping[str, list[int]]) -> Tensor:
+    """Return a tensor of the whole network: kept entries, fresh ones for new neurons (axis 0), zeros where kept ones would read
+    new ones (axis 1).
+    """
+    value, kept = fresh.clone(), {int(axis): torch.tensor(indices) for axis, indices in axes.items()}
+    every = [kept.get(axis, torch.arange(size)) for axis, size in enumerate(value.shape)]
+    if 1 in kept:
+        value[every[0]] = 0
+    value[torch.meshgrid(*every, indexing="ij") if every else ...] = small
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from choral.recipes.hyper_ensemble import hyper_ensemble
 from choral.recipes.masksembles import masksembles
 from choral.recipes.mc_dropout import mc_dropout
 from choral.recipes.mimo import mimo
+from choral.recipes.mothernets import mothernets
 from choral.recipes.packed import packed
 from choral.recipes.prune_and_tune import prune_and_tune
 from choral.recipes.rank1_bnn import rank1_bnn
@@ -53,7 +54,7 @@ from choral.recipes.treenet import treenet
 
 __all__ = [
     "anchored", "bagged", "batch_ensemble", "bnn", "bnn_sequential", "deep_ensemble", "drop_connect", "dst", "ecmp",
-    "edst", "emp", "fge", "horizontal_voting", "hyper_ensemble", "masksembles", "mc_dropout", "mimo", "packed",
+    "edst", "emp", "fge", "horizontal_voting", "hyper_ensemble", "masksembles", "mc_dropout", "mimo", "mothernets", "packed",
     "prune_and_tune", "rank1_bnn", "sebays_freeze", "sebays_no_freeze", "sequential_anchored", "single", "snapshot", "ssbnn", "swa",
     "swag", "tabm", "tabm_mini", "tabpack", "treenet",
 ]  # fmt: skip
@@ -91,7 +92,7 @@ class Method:
             said: settings that the user chose for this method, which replace its own too.
         """
         own = self.options["training"].default
-        return replace(own, batch_size=shared.batch_size, **said) if self.depends else shared
+        return replace(own, **{"batch_size": shared.batch_size} | said) if self.depends else shared
 
     @functools.cached_property
     def call(self) -> Callable[..., Recipe]:
@@ -138,6 +139,7 @@ METHODS: dict[str, Method] = {
     "horizontal_voting": Method(horizontal_voting, "sequential"),
     "swa": Method(swa, "sequential"),
     "swag": Method(swag, "sequential"),
+    "mothernets": Method(mothernets, "sequential"),
     "mc_dropout": Method(mc_dropout, "stochastic"),
     "drop_connect": Method(drop_connect, "stochastic"),
     "prune_and_tune": Method(prune_and_tune, "sparse"),

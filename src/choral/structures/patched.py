@@ -4,6 +4,7 @@ Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variati
 arXiv:1905.09453.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from choral.base import rng
-from choral.base.errors import ConversionError
+from choral.base.errors import ConversionError, InputError
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
 from choral.layers.convert import fits, holds_frozen, swap, tied_layers, within
@@ -115,6 +116,20 @@ class Patched(OneMember):
                 f"include={self.include}; name layers with include (layers whose weights are frozen or tied stay shared)."
             )
         return wanted
+
+    def log_size(self, network: nn.Module) -> float:
+        """Return the natural logarithm of the number of different networks that passes can draw (effective ensemble size).
+
+        A layer, or with assignment 'scalar' each of its scalars, draws one of K components by itself.
+        """
+        layers = [network.get_submodule(name) for name in self._wanted(network)]
+        scalars = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False))
+        draws = {"network": 1, "layer": len(layers), "scalar": scalars}
+        if self.mixture.assignment not in draws or self.mixture.zero:
+            raise InputError(
+                f"log_size counts components that are drawn, not dropped ones; the mixture is {self.mixture}."
+            )
+        return draws[self.mixture.assignment] * math.log(self.mixture.components)
 
     def overhead(self, network: nn.Module) -> int:
         """Return how many parameters patching adds to a plain network: (K - 1) times those of the patched layers."""
