@@ -46,7 +46,10 @@ def top(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
-    """Turn one network into a calibrated ensemble for about the price of training it once."""
+    """Turn one network into a calibrated ensemble for about the price of training it once.
+
+    Example: choral fit houses.csv --target price
+    """
     if version or context.invoked_subcommand is None:
         say(f"choral {__version__}" if version else context.get_help())
         raise typer.Exit(0 if version else 2)
