@@ -1,11 +1,12 @@
-"""Exported graphs beside `predict`: every method on four networks, in onnxruntime and as .pt2, and the time of one row.
+"""Exported graphs beside `predict`: every method on four networks and a table, in onnxruntime and as .pt2, and the time of one row.
 
     pip install 'choral[onnx]'
-    python benchmarks/export.py [--networks mlp lenet transformer resnet20] [--methods packed ...]
+    python benchmarks/export.py [--networks mlp lenet transformer resnet20 table] [--methods packed ...] [--again]
 
 Each ensemble (two members or three draws where the method has a choice, trained for a moment, with a temperature and conformal sets) is exported
 twice and asked for 1, 5 and 64 rows. `largest` is the largest difference of any output from predict's, relative to 1 + the output's largest value. Refusals are
-kept in words. Rows that the file has are not measured again; `--speed` measures the times alone. Writes benchmarks/results/export.json.
+kept in words. The table has every kind of column and cells without a value; its graph reads raw numbers, one for each cell. Rows that the file
+has are measured again with `--again` alone; `--speed` measures the times alone. Writes benchmarks/results/export.json.
 """
 
 import argparse
@@ -16,7 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import onnxruntime
+import pandas as pd
 import torch
 from torch import nn
 
@@ -58,6 +61,27 @@ NETWORKS = {
 }
 
 
+def table() -> pd.DataFrame:
+    """Return rows with numbers, dates, times, words, rare words, flags, an order, and cells without a value."""
+    draw = np.random.default_rng(0)
+    when = pd.Timestamp("2020-01-01") + pd.to_timedelta(draw.integers(0, 10**8, 64), unit="s")
+    frame = pd.DataFrame(
+        {
+            "size": 1e6 + draw.normal(0, 3, 64),
+            "rent": [f"${value:,.2f}" for value in draw.uniform(500, 5000, 64)],
+            "sold": when,
+            "built": when.strftime("%Y-%m-%d"),
+            "town": draw.choice(["Ulm", "Bonn", "Kiel"], 64),
+            "street": [*draw.choice([f"street {i}" for i in range(5)], 59), *"abcde"],
+            "garden": draw.choice(["yes", "no"], 64),
+            "state": pd.Categorical(draw.choice(["poor", "fair", "good"], 64), ["poor", "fair", "good"], ordered=True),
+        }
+    )
+    for number, name in enumerate(frame.columns):
+        frame[name] = frame[name].where(np.arange(64) % 9 != number)
+    return frame.assign(kind=[f"class {y}" for y in NOISY.tolist()])
+
+
 def few(method: str) -> Any:
     """Return a short recipe of a method."""
     choice = METHODS[method].options.get("members")
@@ -71,19 +95,20 @@ def runner(path: Path) -> Any:
     if path.suffix == ".pt2":
         return torch.export.load(path).module()
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
+    names = [o.name for o in session.get_outputs()]  # of a table x is one matrix too
     return lambda x: dict(zip(names, map(torch.from_numpy, session.run(None, {"x": x.numpy()}))))
 
 
-def compare(ensemble: Any, path: Path) -> dict[str, Any]:
+def compare(ensemble: Any, path: Path, x: Any) -> dict[str, Any]:
     """Export an ensemble; return how far the graph is from predict at 1, 5 and 64 rows."""
     begun = time.perf_counter()
-    ensemble.export(path, X[:8])
+    ensemble.export(path, x[:8])
     seconds, run = time.perf_counter() - begun, runner(path)
     largest, sets = 0.0, True
     for count in (1, 5, 64):
-        found = run(X[:count])
-        right = outputs_of(ensemble._predictive(X[:count]), ensemble._interface.target)
+        rows = x[:count]
+        found = run(rows if ensemble.table is None else torch.from_numpy(ensemble.table.read(rows)))
+        right = outputs_of(ensemble._predictive(rows), ensemble._interface.target)
         assert list(found) == list(right)
         sets &= bool(torch.equal(found.pop("set"), right.pop("set")))
         for name, value in right.items():
@@ -100,15 +125,20 @@ def compare(ensemble: Any, path: Path) -> dict[str, Any]:
 def row(method: str, network: str) -> dict[str, Any]:
     """Return the comparison of both formats, or why there is none."""
     try:
-        ensemble = choral.fit(NETWORKS[network], (X, Y), few(method), validation=None, progress=False)
+        if network == "table":
+            x, y = table().drop(columns="kind"), table()["kind"]
+            ensemble = choral.fit_table(table(), "kind", method=method, budget=12, training=QUICK)
+        else:
+            x, y = X, NOISY
+            ensemble = choral.fit(NETWORKS[network], (X, Y), few(method), validation=None, progress=False)
     except choral.ChoralError as error:
         return {"fit": str(error)}
-    ensemble = ensemble.calibrated(X, NOISY, temperature="ensemble", level=0.8)
+    ensemble = ensemble.calibrated(x, y, temperature="ensemble", level=0.8)
     found = {}
     for suffix in (".onnx", ".pt2"):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found[suffix] = compare(ensemble, Path(folder) / f"model{suffix}")
+                found[suffix] = compare(ensemble, Path(folder) / f"model{suffix}", x)
             except choral.ChoralError as error:
                 found[suffix] = {"refused": str(error)}
     return found
@@ -158,8 +188,9 @@ def speeds() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--networks", nargs="+", default=[*NETWORKS, "table"], choices=[*NETWORKS, "table"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--speed", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -170,7 +201,7 @@ def main() -> None:
         return
     for network in asked.networks:
         for method in asked.methods:
-            if method not in rows.setdefault(network, {}):
+            if asked.again or method not in rows.setdefault(network, {}):
                 rows[network][method] = row(method, network)
                 print(network, method, rows[network][method], flush=True)
                 write("export", {"rows": rows, "one_row": held.get("one_row", {})} | summary(rows))

@@ -185,15 +185,6 @@ def test_probabilities_where_logits_belong_are_doubted(last, outputs, y, likelih
     fitted(lambda: nn.Sequential(nn.Linear(6, 2), nn.LogSoftmax(-1)))  # which softmax leaves as it is
 
 
-def test_groups_without_a_value_are_refused():
-    groups = np.arange(32) % 4 * 1.0
-    groups[3] = np.nan
-    with pytest.raises(InputError, match=r"groups has no value for 1 point\(s\), the first at \[3\]"):
-        fitted(cv=(2, groups))
-    with pytest.raises(InputError, match="groups has no value"):
-        fitted(cv=(2, [None, *range(31)]))
-
-
 def test_a_table_says_what_it_leaves_out_and_reads_durations_and_periods():
     rows = 60
     frame = pd.DataFrame({"a": np.arange(rows) % 7, "t": np.where(np.arange(rows) % 2, "yes", "no")})

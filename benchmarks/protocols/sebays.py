@@ -272,7 +272,7 @@ def rates() -> list[dict[str, Any]]:
 
 def faster(scale: str) -> tuple[Row, ...]:
     """Return the gated ensembles with rates of rho and gates that make up for missing steps."""
-    rates = {f"{name}_rate": float(SETTINGS[scale]["rates"]) for name in ("rho", "gate")}
+    rates: dict[str, Any] = {f"{name}_rate": float(SETTINGS[scale]["rates"]) for name in ("rho", "gate")}
     return tuple(
         sequential(scale, label, {}, name=f"{label}, faster gates", **rates)
         for label in ("SeBayS-Freeze", "SeBayS-No Freeze")

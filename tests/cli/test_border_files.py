@@ -40,11 +40,6 @@ NPZ = {
     "a scalar target": ({"y_train": np.int64(3)}, "y has shape ()"),
     "other counts": ({"y_train": Y[:29]}, "x has 30 rows and y has shape (29,)"),
     "other test counts": ({"y_test": Y[:3]}, "x has 10 rows and y has shape (3,)"),
-    "far labels": (
-        {"y_train": Y[:30] * 10_000_000, "y_test": Y[30:] * 10_000_000},
-        "2 different labels up to 10,000,000",
-    ),
-    "far test labels": ({"y_test": Y[30:] * 10_000_000}, "up to 10,000,000"),
     "negative labels": ({"y_train": Y[:30] - 1}, "-1"),
     "words": ({"x_train": np.full((30, 3), "a")}, "x_train, y_train: x holds values of type <U1"),
     "complex numbers": ({"x_train": X[:30] + 0j}, "complex"),
@@ -55,9 +50,7 @@ NPZ = {
         "x_test, y_test: x holds NaN or infinite values in 10 row(s)",
     ),
     "targets not numbers": ({"y_train": np.full(30, np.nan), "y_test": np.ones(10)}, "y_train"),
-    "huge targets": ({"y_train": np.full(30, 1e300), "y_test": np.ones(10)}, "nothing to learn"),
     "mixed targets": ({"y_test": Y[30:].astype(np.float64)}, "y_train holds"),
-    "constant targets": ({"y_train": np.full(30, 2.5), "y_test": np.ones(10)}, "nothing to learn"),
 }
 
 
@@ -286,14 +279,13 @@ def test_dates_of_parquet_are_read(tmp_path):
     assert kinds["at"].startswith("date")
 
 
-def test_a_lost_or_changed_table_is_refused(place, tmp_path):
+def test_a_changed_table_is_refused(place, tmp_path):
     run_dir = tmp_path / "run"
     choral("fit", place / "t.csv", "--target", "t", "--method", "single", "--budget", 1, "--out", run_dir, "--json")
-    text = (run_dir / "table.json").read_text()
-    (run_dir / "table.json").write_text(text.replace('"mean": ', '"mean": 1'))
-    assert "table.json" in refused("predict", run_dir, place / "t.csv")
-    (run_dir / "table.json").unlink()
-    assert "table.json is missing" in refused("predict", run_dir, place / "t.csv")
+    text = (run_dir / "plan.json").read_text()
+    assert '"mean": ' in text
+    (run_dir / "plan.json").write_text(text.replace('"mean": ', '"mean": 1'))
+    assert "plan.json" in refused("predict", run_dir, place / "t.csv")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -328,13 +320,13 @@ def test_predictions_never_go_over_a_file_of_the_run(tmp_path):
     held = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
     (tmp_path / "link.json").symlink_to(run_dir / "plan.json")
     for saved in (run_dir, run_dir / "ensemble.choral"):
-        for out in ("plan.json", "report.json", "members/a.csv", "../run/table.json", "../link.json"):
+        for out in ("plan.json", "report.json", "members/a.csv", "../run/results.json", "../link.json"):
             assert "belongs to the run" in refused("predict", saved, table, "--out", run_dir / out)
     assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == held
     choral("predict", run_dir, table, "--out", run_dir / "predictions.csv")
 
 
-@pytest.mark.parametrize("name", ["table.json", "evaluation.json", "results.json", "log.jsonl", "ensemble.choral"])
+@pytest.mark.parametrize("name", ["likelihood.json", "evaluation.json", "results.json", "log.jsonl", "ensemble.choral"])
 @pytest.mark.parametrize("text", ["mine", '{"mine": 1}'])
 def test_a_file_of_the_users_stays_where_a_new_run_would_write(name, text, tmp_path):
     table = tmp_path / "t.csv"
@@ -344,6 +336,6 @@ def test_a_file_of_the_users_stays_where_a_new_run_would_write(name, text, tmp_p
     (run_dir / name).write_text(text)
     words = ("fit", table, "--target", "y", "--method", "single", "--budget", 2, "--out", run_dir)
     told = choral(*words, expect=2).stderr
-    assert f"{name}, which no run of choral wrote" in told
+    assert f"{name} but no plan.json that choral wrote" in told
     assert (run_dir / name).read_text() == text
     assert not (run_dir / "plan.json").exists()

@@ -65,7 +65,7 @@ def test_a_column_of_a_table_is_read_as_the_likelihood_says(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--likelihood", "poison"), "no likelihood 'poison'"),
+        (("--likelihood", "poison"), "likelihood is 'poison'"),
         (("--likelihood", "poisson", "--task", "classification"), "--likelihood poisson is of a regression"),
     ],
 )

@@ -157,7 +157,6 @@ class Backwards(Sampler):
         (lambda: DataLoader(Items(), 8, sampler=Backwards()), "sampler is Backwards, which choral would replace"),
         (lambda: DataLoader(Items(), batch_sampler=[[0, 1]]), "batch_sampler list"),
         (lambda: DataLoader(Items(), batch_size=None), "no batches"),
-        (lambda: DataLoader(Items(X[:30]), 8, drop_last=True), r"drop_last=True, but .* smaller batch too \(6 rows\)"),
         (lambda: DataLoader(Items(), 8, sampler=WeightedRandomSampler([1.0], 4)), r"weights has shape \(1,\) for 32 points"),
         (lambda: DataLoader(Items(), 8, sampler=WeightedRandomSampler([0.0] * 32, 4)), "at least one of them above 0"),
         (lambda: DataLoader(Stream(), 8), "cannot be read again by index"),

@@ -158,12 +158,6 @@ def test_targets_that_stay_in_their_units_must_fit_the_type_of_training():
     for far in (1.7e9 + noise, 1.7e9 + 20 * noise, torch.cat([noise, 1.7e9 + noise], 1)):
         with pytest.raises(InputError, match="which float32 rounds away; subtract a constant"):
             _learned(far, likelihood=FixedGaussian(standardize=False))
-    for odd in (noise * 1e20, noise * 1e-25):
-        with pytest.raises(InputError, match="whose square float32 cannot hold; rescale y"):
-            _learned(odd, likelihood=FixedGaussian(standardize=False))
-    for odd in (noise * 1e160, noise * 1e-200):
-        with pytest.raises(InputError, match="the square of its deviation is beyond float64; rescale y"):
-            _learned(odd)
     for fine in (1e4 + noise, noise * 1e6, noise * 1e-6):
         x, ensemble = _line(fine)
         assert bool(torch.isfinite(ensemble.predict(x).std).all())

@@ -216,7 +216,7 @@ def test_a_table_that_is_refused_takes_nothing_from_the_run(tmp_path: Path) -> N
     call: dict[str, Any] = {"method": "deep_ensemble", "run_dir": tmp_path / "run", "progress": False}
     choral.fit_table(frame, "y", members=2, epochs=4, columns=choral.Columns(drop=["z"]), **call)
     kept = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != ".lock"}
-    with pytest.raises(RunError, match="table was"):
+    with pytest.raises(RunError, match="its table's columns were read otherwise"):
         choral.fit_table(
             frame, "y", members=4, epochs=4, columns=choral.Columns(ids=["z"]), on_existing="extend", **call
         )

@@ -178,16 +178,11 @@ def after_gradient() -> nn.Module:
     return network
 
 
-def old_norm() -> nn.Module:
-    return nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 2))
-
-
 @pytest.mark.parametrize(
     ("build", "said"),
     [
         (masked_gradient, "hook on its gradient"),
         (after_gradient, "hook on its gradient"),
-        (old_norm, "parametrizations.spectral_norm"),
     ],
 )
 def test_what_no_copy_keeps_is_refused_with_a_way_out(build, said):

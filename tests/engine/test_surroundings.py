@@ -125,29 +125,12 @@ def test_the_default_type_of_numbers_is_the_type_of_networks():
         torch.set_default_dtype(torch.float32)
 
 
-def with_weight_norm():
-    return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 2)))
-
-
-def growing():
-    sizes = iter(range(4, 1000))
-
-    def grown():
-        size = next(sizes)
-        return nn.Sequential(nn.Linear(3, size), nn.ReLU(), nn.Linear(size, 2))
-
-    return grown
-
-
 @pytest.mark.filterwarnings("ignore")  # torch's, of what it wants to drop
 @pytest.mark.parametrize(
     ("make_build", "word"),
     [
-        (growing, "another network each time: parameter '0.weight'"),
         (lambda: torch.jit.script(nn.Linear(3, 2)), "ScriptModules"),
         (lambda: lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 2))), "the forward of module '0'"),
-        (lambda: with_weight_norm, "parametrizations.weight_norm"),
-        (with_weight_norm, "parametrizations.weight_norm"),
     ],
 )
 @pytest.mark.parametrize("executor", ["sequential", "vectorized", "auto"])

@@ -135,7 +135,7 @@ def test_labels_in_any_form_are_no_regression(y, outputs, kind):
 def test_likelihoods_by_name():
     y = X[:, 0]
     assert type(fitted(lambda: models.mlp(3, 2), y, epochs=2, likelihood="gaussian").likelihood) is LearnedGaussian
-    with pytest.raises(choral.ChoralError, match="no likelihood 'gausian'"):
+    with pytest.raises(choral.ChoralError, match="likelihood is 'gausian'"):
         fitted(lambda: models.mlp(3, 2), y, likelihood="gausian")
     whole = np.round(5 * X[:, 0].numpy()).astype(int)
     assert type(fitted(lambda: models.mlp(3, 1), whole, epochs=2, likelihood="gaussian").likelihood) is FixedGaussian

@@ -70,20 +70,21 @@ def test_l2_includes_and_excludes_by_pattern():
 
 
 def test_the_likelihood_follows_the_type_of_the_targets():
-    assert infer(torch.tensor([0, 1]), 10) == Categorical()
-    assert infer(torch.tensor([0.5, 1]), 1) == FixedGaussian()
-    assert infer(torch.zeros(4, 3), 6) == LearnedGaussian()
+    assert infer(torch.tensor([0, 1]), (10,)) == Categorical()
+    assert infer(torch.tensor([0.5, 1]), (1,)) == FixedGaussian()
+    assert infer(torch.zeros(4, 3), (6,)) == LearnedGaussian()
     with pytest.raises(InputError, match="5 outputs for 1 real target"):
-        infer(torch.tensor([0.5]), 5)
+        infer(torch.tensor([0.5]), (5,))
 
 
 @pytest.mark.parametrize(
     ("y", "outputs", "likelihood", "said"),
     [
-        (torch.full((12,), 1), 2, None, "the label of every training point is 1"),
-        (torch.zeros(12, 1), 1, "bernoulli", "the label of every training point is 0"),
-        (torch.full((12,), 2), 3, "ordinal", "the label of every training point is 2"),
-        (torch.tensor([[1.0, 0.0]]).repeat(12, 1), 2, "bernoulli", "every row of y is the same"),
+        (torch.full((12,), 3.0), 1, None, "all targets are"),
+        (torch.full((12,), 1), 2, None, "all targets are 1"),
+        (torch.zeros(12, 1), 1, "bernoulli", "all targets are"),
+        (torch.full((12,), 2), 3, "ordinal", "all targets are 2"),
+        (torch.tensor([[1.0, 0.0]]).repeat(12, 1), 2, "bernoulli", "all targets are"),
     ],
 )
 def test_labels_of_one_class_alone_are_said_at_fit(y, outputs, likelihood, said):

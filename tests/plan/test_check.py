@@ -1,3 +1,6 @@
+import pytest
+
+from choral.base.errors import InputError
 from choral.plan import (
     Collect,
     DrawMoments,
@@ -20,10 +23,10 @@ def test_every_problem_is_in_one_message():
         Train(epochs=-1),
         UseMean(),
         fork(0, Collect()),
-        Train(epochs=1, batch_size=-1, every=(every(0, DrawMoments()),)),
+        Train(epochs=1, batch_size=-1, every=(every(1, DrawMoments()),)),
     )
     text = "; ".join(problems(plan, penalty_slots=("anchor",)))
-    for part in ("seq[0] Train", "epochs is -1", "'mean'", "branches is 0", "batch_size is -1", "every(0", "'anchor'"):
+    for part in ("seq[0] Train", "epochs is -1", "'mean'", "branches is 0", "batch_size is -1", "'anchor'"):
         assert part in text
 
 
@@ -43,3 +46,10 @@ def test_the_shown_tree_has_a_line_for_every_phase():
     assert "fork into 3" in text
     assert "Train 2 epochs" in text
     assert "6 epochs" in text
+
+
+def test_operators_during_training_need_a_count_and_a_part_of_the_phase():
+    with pytest.raises(InputError, match="count is 0"):
+        every(0, DrawMoments())
+    with pytest.raises(InputError, match=r"start is 1.5"):
+        every(1, DrawMoments(), start=1.5)

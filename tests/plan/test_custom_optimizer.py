@@ -109,7 +109,6 @@ def test_weight_decay_of_the_factory_counts_and_leaves_where_the_objective_holds
         ("adamm", "give 'sgd', 'adam', 'adamw'.*[Dd]id you mean"),
         (7, "optimizer is 7"),
         (nn.Linear, "Linear .*failed"),
-        (lambda p: torch.optim.NAdam(p, lr=0.3), "rate of its own, 0.3, but rate is 0.1"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_training(optimizer, said):

@@ -84,7 +84,7 @@ def test_values_out_of_range_are_refused(settings, said):
 
 
 def test_spans_are_checked():
-    with pytest.raises(InputError, match="two numbers above 0"):
+    with pytest.raises(InputError, match=r"low is 0.0; give a finite number above 0"):
         LogUniform(0.0, 1.0)
     with pytest.raises(InputError, match=r"give Uniform\(low, high\)"):
         Space(rate=0.1)

@@ -285,7 +285,7 @@ def test_connections_move_to_the_end_of_every_phase_unless_told_to_stop(name):
     [
         ({"epochs": 7, "members": 3}, "at least 8 epochs"),
         ({"epochs": 20, "members": 3, "explore_epochs": 15}, "at least 21 epochs"),
-        ({"moving": 1.5}, "stop=1.5"),
+        ({"moving": 1.5}, "stop is 1.5"),
     ],
 )
 def test_impossible_explorations_are_refused(options, message):

@@ -50,7 +50,6 @@ def test_names_with_signs_and_numbers():
         ("rare=-1", "'rare' with -1"),
         ("rare=inf", "'rare' with inf"),
         ("rare=nan", "'rare' with nan"),
-        ("rare=0,usual=0", "count no training row"),
     ],
 )
 def test_what_cannot_be_is_refused(asked, words):

@@ -16,7 +16,6 @@ from choral.base.errors import ChoralError, RunError
 from choral.base.values import from_dict
 from choral.cluster.storage import Storage
 from choral.engine.checkpoint import (
-    FAILED,
     Branch,
     Checkpoints,
     Stack,
@@ -41,11 +40,11 @@ from choral.recipes.recipe import Recipe
 
 _CONTENT = {
     "key": str,
-    "members": {str: str},
-    "state": (None, str),
-    "failed": FAILED,
-    "counted": {str: float},
-    "stopped": [dict],
+    "members": dict[str, str],
+    "state": str | None,
+    "failed": list[dict],
+    "counted": dict[str, float],
+    "stopped": list[dict],
     "environment": dict,
 }
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,11 +84,6 @@ def settle_leaves(
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
             "was begun, or use another run_dir (--out), or on_existing='overwrite' (--overwrite)."
-        )
-    held = plan.get("leaves", {}).get("stack")
-    if stack not in (None, held) and held not in (None, WIDEST) and plan["executor"] != "sequential":
-        raise RunError(
-            f"{folder} is cut into leaves of at most {held} network(s), now {stack} are asked for; leave stack out, or use another run_dir."
         )
     return plan
 
@@ -218,8 +215,8 @@ def carry_out_leaves(
         raise RunError(f"{storage.where} is a run in leaves, which cannot be {what}; use another run_dir.")
     publish(storage, overwrite=on_existing == "overwrite")
     field = Field(storage, None, plan, call, job)
-    with _logged(storage.folder, listener) as hear:
-        plot = _plot_of(field, hear)
+    with closing(Log(storage.folder / "log.jsonl", listener)) as log:
+        plot = _plot_of(field, log)
         failed: dict[str, str] = {}
         for leaf in plot.waiting:
             if leaf.after in failed:
@@ -233,19 +230,12 @@ def carry_out_leaves(
     return _conclude(field, started=started)
 
 
-@contextlib.contextmanager
-def _logged(folder: Path, listener: Callback | None) -> Iterator[Callback]:
-    """Yield a listener that writes events to log.jsonl while they come; `_conclude` puts them in plan order."""
-    log = Log(folder / "log.jsonl", listener)
-    try:
-        log.rewind(0)
-        yield lambda event: log.event(**event)
-    finally:
-        log.close()
+def _plot_of(field: Field, log: Log) -> Plot:
+    """Return the leaves of a run that are not trained yet, or of which something is lost; counts of all leaves are added up.
 
-
-def _plot_of(field: Field, listener: Callback) -> Plot:
-    """Return the leaves of a run that are not trained yet, or of which something is lost; counts of all leaves are added up."""
+    Events are written to the log while they come; `_conclude` puts them in plan order.
+    """
+    log.rewind(0)
     counted: dict[str, dict[str, float]] = {}
     waiting: list[Leaf] = []
 
@@ -253,12 +243,12 @@ def _plot_of(field: Field, listener: Callback) -> Plot:
         if "counted" in event:
             counted[path] = event["counted"]
             event = event | {"counted": total(counted.values())}
-        listener(event)
+        log.event(**event)
 
     for leaf in field.leaves.values():
         manifest, damage = whole_manifest(field.storage, field.plan, leaf)
         if damage:
-            listener({"kind": "warning", "message": f"{damage}; leaf '{leaf.path}' is trained again"})
+            log.event(kind="warning", message=f"{damage}; leaf '{leaf.path}' is trained again")
         if manifest is None:
             waiting.append(leaf)
         else:
@@ -272,11 +262,10 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
     >>> total([{"epochs": 2}, {"epochs": 3, "steps": 1}])
     {'epochs': 5, 'steps': 1}
     """
-    found: dict[str, float] = {}
+    found = Counter[str]()
     for one in counts:
-        for name, amount in one.items():
-            found[name] = found.get(name, 0) + amount
-    return found
+        found.update(one)
+    return dict(found)
 
 
 def _refuse(plots: Sequence[Plot], failed: dict[str, str]) -> None:
@@ -377,7 +366,7 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
             plan = settle_leaves(call, job, storage.folder, stack=None, slots=workers.slots, on_existing=on_existing)
             publish(storage, overwrite=on_existing == "overwrite")
             if "leaves" in plan:  # else one process has trained it
-                hear = stack.enter_context(_logged(storage.folder, listener))
+                log = stack.enter_context(closing(Log(storage.folder / "log.jsonl", listener)))
                 run_dir = run_dir if is_far(run_dir) else Path(run_dir).resolve()
-                plots.append(_plot_of(Field(storage, run_dir, plan, call, job), hear))
+                plots.append(_plot_of(Field(storage, run_dir, plan, call, job), log))
         _refuse(plots, workers.train(plots))

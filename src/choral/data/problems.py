@@ -15,7 +15,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.text import short
 from choral.data.splitting import row_hashes, split, split_by_group, split_by_time
 from choral.data.tensors import TensorSource
-from choral.objectives.likelihoods import NAMES, LearnedGaussian, Likelihood
+from choral.objectives.likelihoods import Likelihood, named
 
 if TYPE_CHECKING:
     from choral.tables.table import Table
@@ -91,7 +91,7 @@ class Problem:
     def task(self) -> str:
         """'classification' for integer targets, else 'regression'; with a likelihood, what that predicts."""
         if self.likelihood is not None:
-            return likelihood_named(self.likelihood).prediction.task
+            return named(self.likelihood).prediction.task
         return "classification" if self.y_train.dtype.kind in "iub" else "regression"
 
     @property
@@ -99,7 +99,7 @@ class Problem:
         """Outputs a network needs: one for each class, or mean and variance of each target, or what the likelihood says."""
         if self.likelihood is not None:
             y = np.concatenate([self.y_train, self.y_test]) if len(self.y_test) else self.y_train
-            return likelihood_named(self.likelihood).outputs_for(torch.tensor(y))
+            return named(self.likelihood).outputs_for(torch.tensor(y))
         if self.table is not None and self.table.classes:
             return len(self.table.classes)
         if self.task == "classification":
@@ -152,7 +152,7 @@ def read_arrays(path: Path, *choices: tuple[str, ...]) -> list[np.ndarray]:
     raise InputError(f"{path} holds {', '.join(shapes) or 'nothing'}; give {wanted}.")
 
 
-def from_npz(path: Path, likelihood: str | None) -> Problem:
+def from_npz(path: Path) -> Problem:
     """Return the problem of an .npz file with x_train, y_train, x_test and y_test."""
     x_train, y_train, x_test, y_test = read_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
     y_train = _checked(x_train, y_train, f"{path}: x_train, y_train")
@@ -162,13 +162,6 @@ def from_npz(path: Path, likelihood: str | None) -> Problem:
             f"{path}: x_train has rows of shape {x_train.shape[1:]} and x_test of {x_test.shape[1:]}, y_train holds {y_train.dtype} and y_test "
             f"{y_test.dtype}; make them alike: whole numbers are classes, real numbers a regression."
         )
-    if y_train.dtype.kind != "f" and likelihood in (None, "categorical", "ordinal"):
-        labels = np.unique(np.concatenate([y_train, y_test]))
-        if labels[-1] + 1 > 2 * len(labels) + 10:
-            raise InputError(
-                f"{path}: y holds {len(labels):,} different labels up to {labels[-1]:,}, and a network has one output for each number up to the "
-                "highest; number the classes 0, 1, 2, ..., or give real numbers for a regression."
-            )
     return Problem(path.name, x_train, y_train, x_test, y_test)
 
 
@@ -198,16 +191,6 @@ def _checked(x: np.ndarray, y: np.ndarray, where: str) -> np.ndarray:
     return y.astype(np.int64) if y.dtype.kind == "b" else y
 
 
-def likelihood_named(name: str | Likelihood) -> Likelihood:
-    """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance. A value is returned as it is."""
-    if isinstance(name, Likelihood):
-        return name
-    known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
-    if name not in known:
-        raise InputError(f"there is no likelihood '{name}'; known: {', '.join(known)}.{did_you_mean(name, known)}")
-    return known[name]()
-
-
 def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Problem, dict[str, float]]:
     """Return a problem whose training rows count by their classes, and the weights by the names of classes.
 
@@ -229,8 +212,6 @@ def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Proble
     else:
         each = dict.fromkeys(names, 1.0) | _given(asked, names)
     weights = np.array([each[n] for n in names])[labels]
-    if not weights.any():
-        raise InputError(f"class weights are {asked!r}, which count no training row; give one class more than 0.")
     return replace(problem, weights=weights if problem.weights is None else weights * problem.weights), each
 
 

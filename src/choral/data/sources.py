@@ -26,7 +26,6 @@ from torch.utils.data import (
 from choral.base.errors import InputError
 from choral.data.datasets import DatasetSource, collated, is_dataset, is_key, parted, weight_in
 from choral.data.tensors import Sampling, Source, TensorSource, as_inputs, as_targets, as_weights
-from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
 from choral.plan.walk import trainings
 
@@ -159,12 +158,6 @@ def check_batches(source: Source, plan: Phase) -> None:
             raise InputError(
                 f"the DataLoader has batch_size={loader.batch_size}, but the recipe trains with batches of {phase.batch_size}; give "
                 f"training=Training(batch_size={loader.batch_size}) to the recipe, or the DataLoader batch_size={phase.batch_size}."
-            )
-        kept = batches_in(source.drawn(), phase.batch_size) * phase.batch_size
-        if phase.epochs and loader.drop_last and source.drawn() % phase.batch_size and kept > source.drawn():
-            raise InputError(
-                f"the DataLoader has drop_last=True, but recipes train on the last, smaller batch too ({source.drawn() % phase.batch_size} rows); "
-                "give drop_last=False."
             )
 
 

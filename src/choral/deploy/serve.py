@@ -399,11 +399,12 @@ def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
     columns = {name: plain(value) for name, value in found.items()}
     answers = [dict(zip(columns, row)) for row in zip(*columns.values())]
     if "probs" in found and found["probs"].shape[1:] == (len(classes),):
-        for answer in answers:
+        for i, answer in enumerate(answers):
             probs = dict(zip(classes, answer["probs"]))
-            answer |= {"prediction": max(classes, key=lambda name: probs[name] or 0.0), "probs": probs}
+            best = max(classes, key=lambda name: probs[name] or 0.0)
+            answers[i] = {"prediction": best} | answer | {"probs": probs}
             if "set" in answer:
-                answer["set"] = [name for name, inside in zip(classes, answer["set"]) if inside]
+                answers[i]["set"] = [name for name, inside in zip(classes, answer["set"]) if inside]
     return answers
 
 

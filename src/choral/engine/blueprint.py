@@ -30,7 +30,6 @@ from choral.structures.base import Structure
 
 _PLAIN = Interface()
 _TELLING = 64  # numbers of a tensor from which its spread tells a drawn one from a trained one
-_OLD_NORMS = {"SpectralNorm": "spectral_norm", "WeightNorm": "weight_norm"}  # hooks of torch.nn.utils
 
 
 def bare(build: Build | nn.Module) -> nn.Module:
@@ -58,7 +57,7 @@ def uncompiled(network: nn.Module) -> nn.Module:
 
 
 def _refuse_uncopied(network: nn.Module) -> None:
-    """Raise InputError for networks that torch cannot copy, or cannot run with other weights."""
+    """Raise InputError for networks whose copies would be trained otherwise, without a word."""
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
     watched = next((n for n, p in network.named_parameters() if any(getattr(p, kind, None) for kind in kinds)), None)
     if watched is not None:
@@ -66,19 +65,6 @@ def _refuse_uncopied(network: nn.Module) -> None:
             f"build: parameter {watched!r} of the network has a hook on its gradient (register_hook), which copies and stacks of it do not keep; let "
             "forward do what it does, such as torch.where(mask, weight, weight.detach()) for numbers that are to stay as they are."
         )
-    for name, module in network.named_modules():
-        hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
-        old = next((kind for kind in _OLD_NORMS if kind in hooks), None)
-        if old is not None:
-            said = f"build: module {name!r} is normed by torch.nn.utils.{_OLD_NORMS[old]}, outside of forward"
-            raise InputError(f"{said}; use torch.nn.utils.parametrizations.{_OLD_NORMS[old]} instead.")
-        computed = [k for k, v in vars(module).items() if isinstance(v, Tensor) and not v.is_leaf]
-        if computed:
-            raise InputError(
-                f"build: module {name!r} ({type(module).__name__}) holds {computed[0]!r}, a tensor computed from others, which torch cannot "
-                "copy; use torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm, call "
-                "torch.nn.utils.prune.remove after pruning, and keep what forward computes detached."
-            )
 
 
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
@@ -217,16 +203,9 @@ class Blueprint:
     def fresh(self, seed: int, *place: int | str) -> State:
         """Return the state of a new joint network; a structure that would draw its weights starts at trained ones, if there are any."""
         kept = self.structure.keeping() != self.structure and self.brings_weights
-        first, self._built = self.network(), None
-        network = self.joint(seed, *place, kept=kept)
-        one, other = ({n: tuple(p.shape) for n, p in net.named_parameters()} for net in (first, network))
-        if one != other:
-            name = next(n for n in one | other if one.get(n) != other.get(n))
-            raise InputError(
-                f"build() returns another network each time: parameter {name!r} had shape {one.get(name)}, then {other.get(name)}; "
-                "let it return layers of the same sizes at every call."
-            )
-        return state_of(network)
+        self.network()
+        self._built = None  # whose values are copied into the network by now
+        return state_of(self.joint(seed, *place, kept=kept))
 
     def given(self, seed: int, *place: int | str) -> State | None:
         """Return the state of the given parent, converted by the structure; None for a factory."""

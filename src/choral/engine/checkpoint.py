@@ -28,9 +28,6 @@ from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
-PLACE = [[(int, str)]]  # forms of what files hold, for `choral.engine.files.expect`
-FAILED = [{"place": PLACE, "message": str}]
-
 
 @dataclass
 class Watch:
@@ -236,12 +233,12 @@ _STACK = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
 _CONTENT = {
     "position": int,
     "epoch": int,
-    "open": [{"file": str, "sha256": str, "places": [PLACE]}],
-    "failed": FAILED,
-    "counted": {str: float},
-    "stopped": [dict],
+    "open": list[dict],
+    "failed": list[dict],
+    "counted": dict[str, float],
+    "stopped": list[dict],
     "log_bytes": int,
-    "whole": (None, [int]),
+    "whole": list | None,
 }
 
 

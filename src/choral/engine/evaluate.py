@@ -13,7 +13,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,14 +122,6 @@ class Trees:
             self._idle.append(network)
 
 
-class Manners(NamedTuple):
-    """What forward code does beside computing, found out on a few points; it may be mapped if all is True."""
-
-    reads_only: bool = True  # it leaves its input as it is
-    draws_by_key: bool = True  # all it draws can be caught
-    remembers_nothing: bool = True  # it leaves its buffers as they are
-
-
 class PlainEvaluator:
     """Networks of equal shapes, the states of a store under some numbers, one after the other; `keep` lets them stay loaded."""
 
@@ -138,8 +130,8 @@ class PlainEvaluator:
         self.rows, self.operations = ROWS, 0.0  # evaluated at once, at most; of one row and pass of a network
         self.each = 1  # passes mapped together
         self.catch = True  # whether the network draws by functions of torch
-        self.manners = Manners()
-        self._loaded, self._forgetful = dict[int, Trees](), False
+        self.pure = True  # whether it leaves inputs and buffers as they are, and all its draws are caught; others are never mapped
+        self._loaded = dict[int, Trees]()
         self._drawn = Kept(_DRAWN if keep else 0)
         self._keys = {number: rng.key(0, "predict", number) for number in numbers}
         self._draws = True  # whether networks draw
@@ -150,7 +142,7 @@ class PlainEvaluator:
         if found is None:
             state = self.store.get(number)
             found = Trees(self.task.blueprint.holding(state))
-            found.forgetful = self._forgetful
+            found.forgetful = not self.pure
             if self.keep:
                 found = self._loaded.setdefault(number, found)
         return found
@@ -168,10 +160,9 @@ class PlainEvaluator:
         structure, task = self.task.structure, self.task
 
         def once(draw: int | Tensor) -> Tensor:
-            lending = nullcontext() if self.manners.draws_by_key else rng.seeded(int(key), "unkeyed", int(draw))
+            lending = nullcontext() if self.pure else rng.seeded(int(key), "unkeyed", int(draw))
             with lending, draws.keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
-                own = chunk if self.manners.reads_only else copied(chunk)
-                return task.widened(task.run(network, task.fed(own)))
+                return task.widened(task.run(network, task.fed(chunk if self.pure else copied(chunk))))
 
         try:
             return together(once, structure.draws, self.each)
@@ -190,7 +181,7 @@ class PlainEvaluator:
         """Return the outputs of all networks for a few points (network, member * draws, batch, ...)."""
         task, found = self.task, []
         with torch.no_grad():
-            if self._draws or not all(self.manners):
+            if self._draws or not self.pure:
                 return torch.stack([self._of(number, chunk) for number in self.numbers])
             with draws.keyed(self._keys[self.numbers[0]], catch=False):
                 ready = task.fed(chunk)  # once for all
@@ -216,17 +207,12 @@ class PlainEvaluator:
             self.operations = operations(trees.pristine, batches.rows(few), lambda: self._once(given))
         now = dict(trees.pristine.named_buffers())
         self.catch = stream.caught > 0
-        self.manners = Manners(
-            reads_only=batches.equal(given, few),
-            draws_by_key=not lent,
-            remembers_nothing=all(torch.equal(before[n], now[n]) for n in before),
-        )
+        self.pure = not lent and batches.equal(given, few) and all(torch.equal(before[n], now[n]) for n in before)
         self._draws = stream.site > 0 or self.task.structure.draws > 1 or self.catch
-        if not self.manners.remembers_nothing:
-            with torch.no_grad():
-                for n, b in before.items():
-                    now[n].copy_(b)
-            self._forgetful = trees.forgetful = True
+        trees.forgetful = not self.pure
+        with torch.no_grad():
+            for n, b in before.items() if not self.pure else ():
+                now[n].copy_(b)
 
     def _once(self, few: Batch) -> Tensor:
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
@@ -235,7 +221,7 @@ class PlainEvaluator:
     def map_passes(self, few: Batch) -> None:
         """Let passes be mapped together where that is faster and gives the same."""
         structure = self.task.structure
-        if structure.draws == 1 or not all(self.manners) or self._keeps(few):
+        if structure.draws == 1 or not self.pure or self._keeps(few):
             return
         with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
             one = batches.part(few, slice(1))
@@ -256,7 +242,7 @@ class PlainEvaluator:
     def stackable(self, few: Batch) -> bool:
         """Return whether one mapped call of these networks is possible and takes less time."""
         network = self.trees(self.numbers[0]).pristine
-        if len(self.numbers) < _STACK or not self.keep or not all(self.manners) or self.task.structure.draws > 1:
+        if len(self.numbers) < _STACK or not self.keep or not self.pure or self.task.structure.draws > 1:
             return False
         return not any(is_looped(m) for m in network.modules()) and not (self._draws and self._keeps(few))
 

@@ -23,22 +23,18 @@ from choral.engine.files import open_kept
 from choral.plan.state import State
 from choral.plan.walk import Place
 
-_COUNTED = {
-    **dict.fromkeys(("epochs", "steps", "points", "train_flops", "train_seconds"), float),
-    **dict.fromkeys(("validation_seconds?", "setup_seconds?"), float),
-}
 EVENTS: dict[str, dict[str, Any]] = {
     # an epoch of one network, or of several that are trained as one stack, has ended; counts are of all networks so far
     "epoch": {
-        "places": [str],
+        "places": list[str],
         "epoch": int,
         "epochs": int,
-        "losses": [float],
+        "losses": list[float],
         "rate": float,
         "seconds": float,
-        "counted": _COUNTED,
-        "remaining?": [{str: float}],
-        "validation?": [(None, float)],
+        "counted": dict[str, float],
+        "remaining?": list[dict[str, float]],
+        "validation?": list[float | None],
         "measure?": str,
     },
     # an operator has changed a state
@@ -46,15 +42,15 @@ EVENTS: dict[str, dict[str, Any]] = {
     # a network has become a member
     "collected": {"place": str},
     # a run goes on from a checkpoint
-    "resumed": {"position": int, "epoch": int, "counted": _COUNTED},
+    "resumed": {"position": int, "epoch": int, "counted": dict[str, float]},
     # a branch was lost; the others go on
     "diverged": {"place": str, "message": str},
     # a branch stopped before its budget ('patience', 'time_limit', 'selection' or 'diverged')
-    "stopped": {"place": str, "epoch": int, "epochs": int, "best_epoch": int, "best": (None, float), "reason": str},
+    "stopped": {"place": str, "epoch": int, "epochs": int, "best_epoch": int, "best": float | None, "reason": str},
     # something was repaired or passed over
     "warning": {"message": str},
 }
-"""The fields of every kind of event, as `choral.engine.files.expect` reads them; new kinds and fields may come."""
+"""The fields of every kind of event, with their types; '?' marks those that may be missing. New kinds and fields may come."""
 
 Callback = Callable[[dict[str, Any]], None]
 

@@ -2,7 +2,6 @@
 
 plan.json      what is run: the identity every later call must repeat, and what was measured and settled at the start
 command.json   the words of `choral fit --prepare`, from which `choral run-leaf` reads the data again
-table.json     how a table's columns became inputs; the plan keeps its digest
 log.jsonl      one event on each line
 checkpoints/   where the run stands; empty once it is complete, and the moment a time limit ended it otherwise
 members/       one file for each collected network
@@ -28,23 +27,22 @@ from choral.engine.checkpoint import Checkpoints
 from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
 from choral.engine.store import MemberStore
 from choral.objectives.likelihoods import Likelihood
-from choral.tables.table import Table, table_from
 
 _PLAN = {
-    "identity": {"recipe": dict, "likelihood": dict, "inputs": ([dict], {str: [dict]}), "seed": int},
-    "environment": {"threads": int},
+    "identity": dict,
+    "environment": dict,
     "executor": str,
-    "network": (None, {"name": str, "arguments": dict}),
-    "table?": (None, str),
-    "extended?": {"counted": {str: float}},
-    "leaves?": {"stack": int},
-    "time_limit?": float,
+    "network": dict | None,
+    "table": dict | None,
+    "extended?": dict,
+    "leaves?": dict,
+    "time_limit?": int | float,
 }
 
 
 MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
 """Files that are made of finished members."""
-_BEGUN = ("plan.json", "command.json", "table.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
+_BEGUN = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
 RUN_FILES = (*_BEGUN, *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
 _COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept", "cut")
@@ -94,56 +92,32 @@ def folder_name(name: str) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
-    """Return the checked plan of a run folder, None if it is a new one.
-
-    A folder with members but without a plan is refused: nothing says what they are members of.
-    """
+    """Return the checked plan of a run folder, None if it is a new one."""
     advice = (
         "put back a copy of it, or use another run_dir (--out), or on_existing='overwrite' (--overwrite) to start again"
     )
     plan = read_json(folder / "plan.json", advice=advice)
-    if plan is not None:
-        return dict(expect(plan, _PLAN, str(folder / "plan.json")))
-    held = ["members"] if any(MemberStore(folder / "members").files()) else []
-    held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
-    if held:
-        raise RunError(
-            f"{folder} holds {' and '.join(held)} but no plan.json, so nothing says which network, data and seed they come from; "
-            f"{advice}."
-        )
-    return None
+    return None if plan is None else dict(expect(plan, _PLAN, str(folder / "plan.json")))
 
 
 def check_ours(folder: Path, *, overwrite: bool = False) -> None:
-    """Raise RunError if a folder holds a file under a name that a run writes, which no run wrote, or the choice of a search."""
-    planned = (folder / "plan.json").exists()
-    if planned and not overwrite:
-        return
-    strange = next((folder / name for name in RUN_FILES if not _is_ours(folder / name)), None)
-    if strange is None and overwrite:
-        strange = MemberStore(folder / "members").strange(planned=planned)
-    if strange is not None:
-        raise RunError(
-            f"{folder} holds {strange.name}, which no run of choral wrote and this one would replace; move it away, or use another run_dir "
-            "(--out)."
-        )
-    if not overwrite and (folder / "choice.json").exists():
+    """Raise RunError if a folder without a sealed plan holds anything under a name that a run writes, or the choice of a search."""
+    if (folder / "choice.json").exists() and not overwrite:
         raise RunError(
             f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or on_existing='overwrite' "
             "(--overwrite) to start again in this one."
         )
-
-
-def _is_ours(path: Path) -> bool:
-    """Return whether a file begins as choral's do, also one that was cut short; a whole JSON file has a seal."""
-    data = path.read_bytes() if path.exists() else b""
-    if path.suffix == ".html":
-        return not data or b"choral" in data
-    if path.suffix in (".choral", ".safetensors"):
-        return not data or data[8:9] == b"{"  # the header of tensors begins there
-    opening = b'{"time": ' if path.suffix == ".jsonl" else b'{\n "'
-    sealed = path.suffix == ".jsonl" or b'\n "sealed": {' in data or not data.rstrip().endswith(b"}")
-    return not data or (data.startswith(opening) and sealed)
+    plans = [folder / name for name in ("plan.json", "choice.json") if (folder / name).exists()]
+    if any(b'"sealed": {' in plan.read_bytes() for plan in plans):
+        return
+    held = [name for name in RUN_FILES if (folder / name).exists()]
+    held += ["members"] if any(MemberStore(folder / "members").files()) else []
+    held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
+    if held:
+        raise RunError(
+            f"{folder} holds {held[0]} but no plan.json that choral wrote, so nothing says whose it is, and this run would replace it; "
+            "move it away, put back a copy of plan.json, or use another run_dir (--out)."
+        )
 
 
 def belongs_to(folder: Path, path: Path) -> bool:
@@ -184,32 +158,6 @@ def read_costs(folder: Path) -> dict[str, Any]:
     """Return what a run cost, empty if nothing says it yet; RunError if the file is damaged."""
     held = read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
     return {name: held[name] for name in _COSTS if name in held}
-
-
-def check_table(folder: Path, plan: dict[str, Any], table: Table | None) -> None:
-    """Raise RunError if a table is another one than that of a run."""
-    digest = None if table is None else digest_of(table.to_dict())
-    if "table" in plan and plan["table"] != digest:
-        was, now = ("none" if d is None else f"that of digest {d[:12]}" for d in (plan["table"], digest))
-        raise RunError(
-            f"{folder} holds another run: its table was {was}, now {now}. Use another run_dir, or repeat the old call."
-        )
-
-
-def keep_table(folder: Path, table: Table | None) -> None:
-    """Write table.json, which a later call makes again if it was lost."""
-    if table is not None:
-        write_json(folder / "table.json", table.to_dict(), within=folder)
-
-
-def read_table(folder: Path, plan: dict[str, Any]) -> Table | None:
-    """Return the table of a run; RunError if it had one and it is lost, damaged or another's."""
-    path, advice = folder / "table.json", "run the same command again to make it anew"
-    table = read_json(path, advice=advice)
-    if "table" in plan and plan["table"] != (None if table is None else digest_of(table)):
-        what = "is missing" if table is None else "is not the one this run was begun with"
-        raise RunError(f"{path} {what}, and without it predictions would be in other units; {advice}.")
-    return table_from(table, str(path))
 
 
 def keep_likelihood(folder: Path, run: str, likelihood: Likelihood) -> None:

@@ -14,7 +14,7 @@ from choral.data.inputs import written
 if TYPE_CHECKING:
     from choral.engine.job import Job
 
-FINGERPRINT = {"layers": {str: [str]}, "code": str, "initial?": {str: [float]}, "frozen?": [str]}
+FINGERPRINT = {"layers": dict[str, list], "code": str, "initial?": dict[str, list], "frozen?": list[str]}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PART = 1 << 16  # values summed together
 _CLOSE = 1e-5  # difference of sums that rounding makes, relative to the norm of the values

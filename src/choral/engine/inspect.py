@@ -70,6 +70,7 @@ class Findings:
     operations: float = 0.0  # floating-point operations of one row in a forward pass of the joint network
     remembers: str | None = None  # a tensor attribute that the network changes in training, which no stack can carry
     doubts: tuple[str, ...] = ()  # warnings to be given
+    lends: bool = True  # whether the network, or a transform, may draw by functions of torch that are not caught
 
 
 def inspect_plain(
@@ -292,9 +293,9 @@ def inspect_training(
                     "the loss depends on no parameter of the network that is to be trained, so nothing would be learned; leave the tensors of "
                     "forward and of the loss attached (no detach, item, numpy or no_grad on the way)."
                 )
-            with rng.seeded(0, "backward") as drawn:
+            with rng.seeded(0, "backward") as again:
                 value.sum().backward()
-            if drawn:
+            if again:
                 _refuse_recomputation()
     except ChoralError:
         raise
@@ -326,7 +327,7 @@ def inspect_training(
             f"{attribute}: all members share it, and checkpoints do not keep it, so members and resumed runs may differ; make it a buffer "
             "(register_buffer)."
         )
-    return Findings(plain.calls, operations, remembers, tuple(doubts))
+    return Findings(plain.calls, operations, remembers, tuple(doubts), trial.lends)
 
 
 class _Trial:
@@ -351,10 +352,11 @@ class _Trial:
             hook.remove()
         self.running = Calls(self.network)
         reads = _Reads(self.layers, self.running)
-        with torch.enable_grad(), rng.seeded(0, "try"), draws.keyed(0), Counting() as counted, self.running, reads:
+        seeded = rng.seeded(0, "try")
+        with torch.enable_grad(), seeded as lent, draws.keyed(0), Counting() as counted, self.running, reads:
             value = self._loss(self._run)
         self._hooks = [module.register_forward_pre_hook(_refuse_recomputation) for module in self.network.modules()]
-        self.past, self.operations = reads.found, counted.total
+        self.past, self.operations, self.lends = reads.found, counted.total, bool(lent)
         return value
 
     def _run(self, ready: Batch) -> Any:

@@ -163,10 +163,10 @@ class Call:
                     f"'{recipe.name}' chooses among networks by points that none of them sees, but every fold sees others; give "
                     "validation=0.2 instead of cv."
                 )
-            watch = Folds(task, raw, rules.measure, recipe.combination.word)
+            watch = Folds(task, raw, rules.measure, recipe.combine)
             watched = watch.identity(rules)
         elif held is not None:
-            watch = Validation(task, held, rules.measure, recipe.combination.word)
+            watch = Validation(task, held, rules.measure, recipe.combine)
         return Job(recipe, task, source.placed(task.device), watch, rules, watched, seed, compute.executor)
 
 

@@ -37,10 +37,8 @@ from choral.engine.files import digest_of, write_json
 from choral.engine.folder import (
     MADE_AGAIN,
     check_ours,
-    check_table,
     clear,
     environment,
-    keep_table,
     read_costs,
     read_plan,
     run_of,
@@ -108,7 +106,7 @@ def settle(
         "executor": settled.name,
         "network": job.task.blueprint.spec(),
         "describe": job.recipe.describe(),
-        "table": None if table is None else digest_of(table.to_dict()),
+        "table": None if table is None else table.to_dict(),
         "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": _command(), "choral": __version__},
         **({} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(settled.width)}}),
         **({} if job.rules.time_limit is None else {"time_limit": job.rules.time_limit}),
@@ -116,7 +114,6 @@ def settle(
     if folder is not None:
         if overwrite:
             clear(folder)  # once nothing more is refused
-        keep_table(folder, table)
         if stored is None:
             write_json(folder / "plan.json", plan, within=folder)
     return parts.agreed(plan), settled.width
@@ -131,7 +128,10 @@ def _gone_on(
         _check_longer(folder, stored["identity"], identity)
     else:
         check_same(str(folder), stored["identity"], identity)
-    check_table(folder, stored, table)  # before anything is removed
+    if digest_of(stored["table"]) != digest_of(None if table is None else table.to_dict()):
+        raise RunError(
+            f"{folder} holds another run: its table's columns were read otherwise. Use another run_dir, or repeat the old call."
+        )
     if longer:
         noted = _extended(folder, stored, identity)
         stored = stored | {"identity": identity, "describe": job.recipe.describe(), "extended": noted}

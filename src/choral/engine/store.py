@@ -8,12 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from choral.base.errors import RunError
-from choral.engine.files import expect, is_written, pack_tensors, unpack_tensors, write_bytes
+from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.plan.early_stopping import SHARE
 from choral.plan.sparse import MASK
 from choral.plan.state import State
 
-FORM = {"axes": {str: {str: [int]}}, "attributes": {str: {str: int}}}
 _NAME = re.compile(r"\d{5,}\.safetensors")
 _ADVICE = "run the same command again to train it anew"
 
@@ -96,15 +95,10 @@ class MemberStore:
         return dict(sorted(found.items()))
 
     def keep_only(self, numbers: Sequence[int]) -> None:
-        """Remove the files of all other members that a run wrote, damaged ones too; copies under other names stay."""
+        """Remove the files of all other members; copies under other names stay."""
         for path in list(self.files()):
-            if int(path.stem) not in numbers and is_written(path) is not False:
+            if int(path.stem) not in numbers:
                 path.unlink(missing_ok=True)
-
-    def strange(self, *, planned: bool) -> Path | None:
-        """Return a file under a member's name that no run wrote; a damaged one is a run's if there is a plan."""
-        held = ((path, is_written(path)) for path in self.files())
-        return next((path for path, ours in held if ours is False or (ours is None and not planned)), None)
 
     def files(self) -> Iterator[Path]:
         """Yield the member files of any number in the folder."""
@@ -138,7 +132,6 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     """Return the state whose `member_tensors` these are; errors name the file."""
     from choral.masks.bitmask import unpack
 
-    expect(form, (None, FORM, {"network": int}), where)
     parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}, "share": {}}
     for full, tensor in tensors.items():
         part, _, name = full.partition("/")

@@ -343,7 +343,7 @@ class Ensemble:
         """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""
         classes = self.likelihood.classes(outputs)
         names = None if self.table is None or classes is None else self.table.names_of(classes)
-        about = About(self.recipe.combination.word, names, self.recipe.structure.owners(networks or self._count))
+        about = About(self.recipe.combine, names, self.recipe.structure.owners(networks or self._count))
         return self.likelihood.predict(outputs, about)
 
     @guarded

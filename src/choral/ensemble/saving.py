@@ -27,7 +27,7 @@ from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
 from choral.engine.files import expect, unpack_tensors
-from choral.engine.folder import read_costs, read_likelihood, read_plan, read_table, run_of
+from choral.engine.folder import read_costs, read_likelihood, read_plan, run_of
 from choral.engine.identity import FINGERPRINT, changes
 from choral.engine.store import MemberStore, state_from
 from choral.ensemble.ensemble import Ensemble
@@ -121,14 +121,14 @@ _HEADER = {
     "format": int,
     "recipe": dict,
     "likelihood": dict,
-    "inputs": ([dict], {str: [dict]}),
+    "inputs": list | dict,
     "interface": dict,
-    "network": (None, {"name": str, "arguments": dict}, [{"name": str, "arguments": dict}]),
-    "forms": [(None, dict)],
-    "table": (None, dict),
+    "network": dict | list | None,
+    "forms": list,
+    "table": dict | None,
     "info": dict,
-    "posthoc": [dict],
-    "fingerprint": FINGERPRINT,
+    "posthoc": list[dict],
+    "fingerprint": dict,
 }
 
 
@@ -143,7 +143,7 @@ def load_bytes(data: bytes, where: str, build: Builds | None = None, **options: 
         tensors, header = unpack_tensors(data, where)
         if "format" not in header:
             raise RunError(f"{where} is not a saved ensemble (a member of a run?); give a file made by Ensemble.save.")
-        expect(header, _HEADER, where)
+        expect(expect(header, _HEADER, where)["fingerprint"], FINGERPRINT, where)
         store, count = _members(tensors, header["forms"], where), len(header["forms"])
         table = table_from(header["table"], where)
         return _ensemble(header, store, count, build, where, table=table, info=header["info"], **options)
@@ -189,7 +189,9 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool, **options: A
             "likelihood": identity["likelihood"] if completed is None else completed.to_dict(),
             "posthoc": [w.to_dict() for w in weights],
         }
-        found = _ensemble(about, store, count, build, where, table=read_table(path, plan), info=info, **options)
+        found = _ensemble(
+            about, store, count, build, where, table=table_from(plan["table"], where), info=info, **options
+        )
         if completed is None and found.likelihood.estimates:  # it is written when all members are trained
             lost = f"the noise of the run in {path} is not known (likelihood.json is missing or damaged)"
             if not partial:
@@ -330,6 +332,7 @@ def _zoo(network: Any, recipe: Recipe, store: MemberStore, count: int, where: st
     specs = network if isinstance(network, list) else [network]
     stored = max(sum(p.numel() for p in store.get(i).params.values()) for i in range(count))
     for spec in specs:
+        expect(spec, {"name": str, "arguments": dict}, where)
         check_network(spec, recipe.structure.to_dict(), stored, where)
     made = tuple(functools.partial(models.rebuild, spec) for spec in specs)
     return made[0] if len(made) == 1 else made

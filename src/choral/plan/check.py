@@ -97,8 +97,6 @@ def _odd_settings(phase: Train, slots: frozenset[str], penalty_slots: tuple[str,
         if slot not in slots:
             yield f"the objective reads the slot '{slot}', which no phase before it gives"
     for rule in phase.every:
-        if rule.count < 1:
-            yield f"every({rule.count}, ...) cannot be; give a count of 1 or more"
         for slot in rule.phase.needs:
             if slot not in slots.union(rule.phase.gives):
                 yield f"every: {type(rule.phase).__name__} needs the slot '{slot}', which no phase before it gives"

@@ -116,10 +116,6 @@ class EarlyStopping(Limited):
         if self.monitor is not None:
             object.__setattr__(self, "monitor", Measure.of(self.monitor))
         super().__post_init__()
-        if self.patience is not None and self.every > self.patience:
-            raise InputError(
-                f"EarlyStopping: every is {self.every}, above the patience of {self.patience} epochs, which would be up before the first validation."
-            )
 
 
 SHARE = slot("share")

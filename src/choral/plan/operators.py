@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.base.errors import InputError, PlanError
+from choral.base.errors import PlanError
 from choral.layers.bayesian.patched import DrawnStatistics
 from choral.objectives.limits import Limit, Limits
 from choral.plan.cost import begun
@@ -54,14 +54,13 @@ class Bag(Operator):
         replace: draw with replacement (the bootstrap) instead of a subset.
     """
 
+    limits: ClassVar[Limits] = {
+        "fraction": Limit(lambda part: 0 < part <= 1, "a part of the points, above 0 and at most 1")
+    }
     fraction: float = 0.9
     replace: bool = False
     gives: ClassVar[tuple[str, ...]] = (SUBSET,)
     foreseen: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not self.fraction > 0 or (self.fraction > 1 and not self.replace):
-            raise InputError(f"fraction is {self.fraction}; give a part of the points, above 0 and at most 1.")
 
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its own training points."""

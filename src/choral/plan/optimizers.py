@@ -3,7 +3,6 @@
 The schedule sets the learning rate. Stacked members with different settings are parameter groups of one torch optimizer.
 """
 
-import inspect
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -73,10 +72,6 @@ class Optimizer(Limited, ABC):
     def without_decay(self) -> "Optimizer":
         """Return the same optimizer without weight decay."""
         return replace(self, weight_decay=0.0)
-
-    def check_rate(self, rate: float) -> None:
-        """Raise InputError if the optimizer has a rate of its own that differs from a schedule's."""
-        return
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -278,21 +273,6 @@ class OwnOptimizer(Optimizer):
     def own_rate(self) -> float | None:
         """The learning rate of the factory's first group."""
         return None if self.factory.call is None else float(_tried(self.factory).param_groups[0]["lr"])
-
-    def check_rate(self, rate: float) -> None:
-        """Raise InputError if the factory has a rate of its own that is neither its class's default nor the schedule's."""
-        if self.factory.call is None:
-            return
-        made = _tried(self.factory)
-        usual = inspect.signature(type(made).__init__).parameters.get("lr")
-        own = {float(group["lr"]) for group in made.param_groups} - {rate}
-        if usual is not None and isinstance(usual.default, int | float):
-            own -= {float(usual.default)}
-        if own:
-            raise InputError(
-                f"optimizer: {self.factory.name} has a rate of its own, {min(own)}, but rate is {rate}; schedules start from "
-                f"Training(lr=...): give the same number there, or leave lr out."
-            )
 
     def _decay(self, vector: bool, spared: bool) -> dict[str, float]:
         return {} if self.own_decay and not spared else super()._decay(vector, spared)

@@ -14,12 +14,10 @@ import torch
 from torch import nn
 
 from choral.base.batches import Batch
-from choral.base.errors import InputError
 from choral.base.order import Called
 from choral.base.types import Params
-from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
-from choral.objectives.limits import Limited
+from choral.objectives.limits import COUNT, SHARE, Limited, Limits
 from choral.plan.early_stopping import Select
 from choral.plan.optimizers import SGD, Optimizer
 from choral.plan.schedules import Constant, Schedule
@@ -140,24 +138,19 @@ class Operator(Phase, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Every(Value):
+class Every(Limited):
     """An operator applied during training, after every `count` steps or epochs.
 
     Args:
         start: fraction of the phase that must have passed; stop: fraction after which it rests.
     """
 
+    limits: ClassVar[Limits] = {"count": COUNT, "start": SHARE, "stop": SHARE}
     count: int
     phase: Operator
     unit: Literal["steps", "epochs"] = "steps"
     start: float = 0.0
     stop: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.stop <= 1:
-            raise InputError(
-                f"Every: start={self.start}, stop={self.stop}; give parts of the phase from 0 to 1, the start not after the stop."
-            )
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether it is due after `finished` of `total` units.

@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from choral.base.arguments import fits
 from choral.base.errors import InputError
 from choral.base.values import Value
+from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
 from choral.plan.optimizers import Optimizer
 
 OF_STEPS = ("rate", "dropout", "smoothing")
@@ -35,11 +36,9 @@ class Variant(Value):
 
     def __post_init__(self) -> None:
         for name, value in self.settings:
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-                raise InputError(f"the variant's {name} is {value!r}; give a finite number.")
-            low, high = {"dropout": (0, 1), "smoothing": (0, 1), "momentum": (0, 1)}.get(name, (0, math.inf))
-            if not low <= value < high:
-                raise InputError(f"the variant's {name} is {value}; give a number from {low} to below {high}.")
+            high = 1 if name in ("dropout", "smoothing", "momentum") else math.inf
+            if not isinstance(value, Real) or not 0 <= value < high:
+                raise InputError(f"the variant's {name} is {value!r}; give a number from 0 to below {high}.")
 
     @staticmethod
     def of(given: "Variant | Mapping[str, float]") -> "Variant":
@@ -74,7 +73,7 @@ def numbers_of(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Span(Value, ABC):
+class Span(Limited, ABC):
     """Where a setting is drawn from."""
 
     @abstractmethod
@@ -86,12 +85,9 @@ class Span(Value, ABC):
 class Uniform(Span):
     """A number between two, all alike."""
 
+    limits: ClassVar[Limits] = {"low": NOT_NEGATIVE, "high": NOT_NEGATIVE}
     low: float
     high: float
-
-    def __post_init__(self) -> None:
-        if not -math.inf < self.low <= self.high < math.inf:
-            raise InputError(f"Uniform({self.low}, {self.high}): give two finite numbers, the lower one first.")
 
     def draw(self, generator: torch.Generator) -> float:
         """Return a value."""
@@ -102,12 +98,9 @@ class Uniform(Span):
 class LogUniform(Span):
     """A number between two above 0, all orders of magnitude alike."""
 
+    limits: ClassVar[Limits] = {"low": POSITIVE, "high": POSITIVE}
     low: float
     high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low <= self.high < math.inf:
-            raise InputError(f"LogUniform({self.low}, {self.high}): give two numbers above 0, the lower one first.")
 
     def draw(self, generator: torch.Generator) -> float:
         """Return a value."""

@@ -4,7 +4,6 @@ Reference: Breiman, "Bagging Predictors", Machine Learning 24, 1996; 90 % parts 
 Tune Ensembles", AAAI 2022, arXiv:2202.11782, Table 1.
 """
 
-from choral.base.errors import InputError
 from choral.plan import Bag, Collect, Reset
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, forked, settings_of, total_epochs
@@ -33,8 +32,6 @@ def bagged(
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)
-    if not 0 < fraction <= 1:
-        raise InputError(f"fraction is {fraction}; give a number above 0 and at most 1.")
     bag = Bag(fraction=fraction, replace=replace)
     plan = forked(epochs, members, lambda each: (Reset(), bag, training.phase(each), Collect()))
     return Recipe(name="bagged", plan=plan, combine=combine)

@@ -7,9 +7,8 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, ParamSpec
+from typing import Any, Literal, ParamSpec
 
-from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
 from choral.objectives import Objective, Penalty
 from choral.plan import Collect, Operator, Phase, Reset, Start, cost, in_folds, problems, seq
@@ -21,36 +20,7 @@ from choral.structures import Independent, Structure
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Combination(Value):
-    """What is averaged over members; regression averages means and variances with every one. `word` is its short name."""
-
-    word: ClassVar[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanProbs(Combination):
-    """Probabilities are averaged: a mixture."""
-
-    word: ClassVar[str] = "probs"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanLogits(Combination):
-    """Logits are averaged first: a geometric mean."""
-
-    word: ClassVar[str] = "logits"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MajorityVote(Combination):
-    """Each member votes for its likeliest class; probabilities are shares of the votes, and their mean decides ties."""
-
-    word: ClassVar[str] = "vote"
-
-
-Combine = Combination | Literal["probs", "logits", "vote"]
-_BY_WORD: dict[Any, Combination] = {one.word: one for one in (MeanProbs(), MeanLogits(), MajorityVote())}
+Combine = Literal["probs", "logits", "vote"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +32,9 @@ class Recipe(Value):
         plan: what happens to the weights.
         structure: how members share weights and read a batch.
         objective: what one training step minimizes.
-        combine: how members, and draws of a member, become one prediction of classes: `MeanProbs()` or 'probs' averages
-            their probabilities, `MeanLogits()` or 'logits' their logits, `MajorityVote()` or 'vote' counts their likeliest
-            classes. Regression averages means and variances with all of them.
+        combine: how members, and draws of a member, become one prediction of classes: 'probs' averages their probabilities (a
+            mixture), 'logits' their logits (a geometric mean); 'vote' counts their likeliest classes, and the mean of their probabilities
+            decides ties. Regression averages means and variances with all of them.
         enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.cost.enough`).
     """
 
@@ -72,21 +42,8 @@ class Recipe(Value):
     plan: Phase
     structure: Structure = field(default_factory=Independent)
     objective: Objective = field(default_factory=Objective)
-    combine: Combine = field(default_factory=MeanProbs)
+    combine: Combine = "probs"
     enough: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "combine", self.combination)
-
-    @property
-    def combination(self) -> Combination:
-        """How members become one prediction."""
-        if isinstance(self.combine, Combination):
-            return self.combine
-        if self.combine not in _BY_WORD:
-            near = did_you_mean(str(self.combine), _BY_WORD)
-            raise InputError(f"{self.name}: combine is {self.combine!r}; give 'probs', 'logits' or 'vote'.{near}")
-        return _BY_WORD[self.combine]
 
     @property
     def epochs(self) -> int:
@@ -141,7 +98,7 @@ class Recipe(Value):
             "epochs": self.epochs,
             "members": self.members,
             "draws": self.structure.draws,
-            "combine": self.combination.word,
+            "combine": self.combine,
             "structure": self.structure.to_dict(),
             "objective": self.objective.to_dict(),
             "tree": tree(self.plan),

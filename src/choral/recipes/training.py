@@ -69,8 +69,6 @@ class Training(Value):
             raise InputError(f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}.{near}")
         if not isinstance(self.schedule, OwnRate):
             self._check_rates()
-        if self.lr is not None:
-            self.optimizer.check_rate(self.lr)
 
     def _check_rates(self) -> None:
         if not 0 < self.peak < math.inf:

@@ -164,7 +164,7 @@ def _finished(title: str, results: dict[str, Any], runs: dict[str, list[Path]]) 
 def _table(run: Path) -> dict[str, Any] | None:
     """Return the target, its unit and how each column was read; None of arrays."""
     try:
-        table = table_from(_read(run / "table.json"), str(run / "table.json"))
+        table = table_from(_plan(run).get("table"), str(run))
     except ChoralError:
         return None
     if table is None or not table.columns:

@@ -156,7 +156,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         )
         seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="y: the label of every training point")  # of a fold, say
+            warnings.filterwarnings("ignore", message="y: all targets are")  # of a fold, say
             self.ensemble_ = self._ready(problem, held).run(seed=seed, compute=compute, progress=bool(self.verbose))
         self.__dict__.pop("calibration_", None)
 

@@ -247,7 +247,8 @@ class NumberColumn(_Scaled):
         return "a number; 12% is 0.12" if self.unit == "%" else self._what
 
     def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
-        return self._standardized(torch.where(absent, *_doubles(self.fill), numbers))[:, None]
+        (fill,) = _doubles(self.fill)
+        return self._standardized(torch.where(absent, fill, numbers))[:, None]
 
     def _said(self, code: np.ndarray) -> str:
         return f"{self.scale.undo(float(code[0])):.6g}"
@@ -311,7 +312,8 @@ class DateColumn(_Scaled):
 
     def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
         """Return the standardized days, and sine and cosine of each cycle."""
-        days = torch.where(absent, *_doubles(self.scale.mean), numbers)
+        (mean,) = _doubles(self.scale.mean)
+        days = torch.where(absent, mean, numbers)
         circle, *lengths = _doubles(2 * math.pi, 365.2425, 7.0, 1.0)
         parts = [self._standardized(days)]
         for length in lengths[: 2 + self.times]:

@@ -10,9 +10,10 @@ import numpy as np
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import short
-from choral.data.problems import BUILT_IN, Problem, built_in, from_npz, likelihood_named, origin_of
+from choral.data.problems import BUILT_IN, Problem, built_in, from_npz, origin_of
 from choral.data.sources import as_weights
 from choral.data.splitting import Seen, split, split_by_group, split_by_time
+from choral.objectives.likelihoods import named
 from choral.tables.reading import ENDINGS, Cells, as_frame, ending, is_frame, read_table
 from choral.tables.table import Kind, Table, check_column, learn_table, with_target
 
@@ -146,7 +147,7 @@ def load_problem(
     is_table = path is None or (bool(ending(path)) and data not in BUILT_IN)
     if likelihood is not None:
         kind: Kind = "classification" if likelihood in _OF_CLASSES else "regression"
-        likelihood_named(likelihood)
+        named(likelihood)
         if task not in (None, kind):
             raise InputError(f"--task is {task}, but --likelihood {likelihood} is of a {kind}; leave one of them out.")
         task = kind if is_table else None
@@ -165,7 +166,7 @@ def load_problem(
     else:
         assert path is not None
         known = data in BUILT_IN
-        problem = built_in(data, holdout, seed) if known else from_npz(path, likelihood)
+        problem = built_in(data, holdout, seed) if known else from_npz(path)
         table = Table(seen=Seen.of(problem.x_train, problem.y_train), origin=origin_of(data, holdout) if known else "")
         problem = replace(problem, table=table)
     return replace(problem, likelihood=likelihood)

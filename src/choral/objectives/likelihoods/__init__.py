@@ -51,20 +51,17 @@ NAMES: dict[str, type[Likelihood]] = {
 """Likelihoods by the names that `fit` and `--likelihood` take; 'gaussian' is fixed or learned by the network's outputs."""
 
 
-def named(name: str, targets: Tensor, outputs: tuple[int, ...]) -> Likelihood:
-    """Return the likelihood of a name.
-
-    Args:
-        name: one of `NAMES`, or 'gaussian'.
-        targets: training targets (point, ...).
-        outputs: shape of the network's outputs for one point.
-    """
-    if name == "gaussian":
-        return _gaussian(targets, outputs)
-    if name not in NAMES:
-        known = ("gaussian", *NAMES)
-        raise InputError(f"there is no likelihood '{name}'; known: {', '.join(known)}.{did_you_mean(name, known)}")
-    return NAMES[name]()
+def named(given: Any) -> Likelihood:
+    """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance. A likelihood is returned as it is."""
+    known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
+    if isinstance(given, Likelihood):
+        return given
+    if isinstance(given, str) and given in known:
+        return known[given]()
+    raise InputError(
+        f"likelihood is {given!r}; give one of {', '.join(known)}, a Likelihood, or choral.objectives.Loss(function) for a loss of your "
+        f"own.{did_you_mean(str(given), known)}"
+    )
 
 
 def resolve(given: Any, targets: Tensor, outputs: tuple[int, ...], **known: Any) -> Likelihood:
@@ -76,70 +73,38 @@ def resolve(given: Any, targets: Tensor, outputs: tuple[int, ...], **known: Any)
         outputs: shape of the network's outputs for one point.
         known: more of `Known`.
     """
-    found = infer(targets, outputs) if given is None else given
-    if isinstance(given, str):
-        found = named(given, targets, outputs)
-    if not isinstance(found, Likelihood):
-        raise InputError(
-            f"likelihood is {type(given).__name__}; give a Likelihood, one of the names {', '.join(('gaussian', *NAMES))}, or "
-            "choral.objectives.Loss(function) for a loss of your own."
-        )
+    if given is None:
+        found = infer(targets, outputs)
+    else:
+        found = _gaussian(targets, outputs) if given == "gaussian" else named(given)
     found.check(targets, outputs)
     return found.settled(Known(targets, outputs, **known))
 
 
-def infer(targets: Tensor, outputs: tuple[int, ...] | int | None = None) -> Likelihood:
+def infer(targets: Tensor, outputs: tuple[int, ...]) -> Likelihood:
     """Return the likelihood that fits the targets; InputError where two would.
 
     Args:
         targets: training targets (point, ...).
-        outputs: shape of the network's outputs for one point, or their number; None says nothing.
+        outputs: shape of the network's outputs for one point.
     """
-    shape = (outputs,) if isinstance(outputs, int) else outputs or ()
-    width = shape[0] if shape else 1
-    whole = is_whole(targets)
-    if whole and len(shape) > 1 and targets.dim() == len(shape):
+    real, whole = targets.is_floating_point(), is_whole(targets)
+    if whole and len(outputs) > 1 and targets.dim() == len(outputs):
         return Categorical()  # dense: labels lack the axis of classes
-    if not targets.is_floating_point():
-        return _of_integers(targets, width, known=outputs is not None)
-    if outputs is None:
-        return FixedGaussian()
-    each = 1 if targets.dim() == 1 else targets.shape[1]
-    binary = whole and is_binary(targets) and float(targets.max() - targets.min()) == 1
+    width, each = outputs[0] if outputs else 1, 1 if targets.dim() == 1 else targets.shape[1]
+    binary = is_binary(targets) and not (real and bool(targets.min() == targets.max()))
     if binary and width == each:
         return Categorical() if is_one_hot(targets) else Bernoulli()
-    if binary:
-        return _of_binary_reals(targets, width, each)
-    if whole and each == 1 and width > 2 and float(targets.min()) >= 0 and float(targets.max()) < width:
+    if each == 1 and width > 1 and not real:
         return Categorical()
-    return _gaussian(targets, shape)
-
-
-def _of_integers(targets: Tensor, width: int, *, known: bool) -> Likelihood:
-    several = targets.dim() == 2 and targets.shape[1] > 1
-    if several and is_binary(targets) and targets.shape[1] == width:
-        return Categorical() if is_one_hot(targets) else Bernoulli()
-    if several:
-        raise InputError(
-            f"y holds rows of {targets.shape[1]} whole numbers and the network gives {width} outputs; give one class number a "
-            "point, 0 and 1 for several labels at once, likelihood='poisson' for counts, or real numbers for regression."
-        )
-    if known and width == 1:
-        if is_binary(targets):
-            return Bernoulli()
-        raise InputError(
-            "y holds whole numbers but the network gives 1 output; give it one output for each class, make y real numbers for "
-            "regression, or say likelihood='poisson' for counts."
-        )
-    return Categorical()
-
-
-def _of_binary_reals(targets: Tensor, width: int, each: int) -> Likelihood:
-    if each == 1 and width > 2:
+    if each == 1 and width > 2 and whole and 0 <= float(targets.min()) <= float(targets.max()) < width:
         return Categorical()
+    if real and not binary:
+        return _gaussian(targets, outputs)
     raise InputError(
-        f"y holds the real numbers 0 and 1 in {each} column(s) and the network gives {width} outputs, which could be classes or a "
-        "mean and a variance; say likelihood='categorical' or likelihood='gaussian', or give one output for each column."
+        f"y holds {'the real numbers 0 and 1' if real else 'whole numbers'} in {each} column(s) and the network gives {width} output(s), "
+        "which does not say what they mean; give one output for each class or for each column of 0 and 1, or say "
+        "likelihood='categorical' or likelihood='gaussian', or likelihood='poisson' for counts."
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.base.text import short
 from choral.base.values import Function
 from choral.objectives.limits import Limited
 from choral.predictions import Outputs, Predictive
@@ -152,11 +153,16 @@ class Likelihood(Limited, ABC):
         """
 
     def doubt(self, targets: Tensor) -> str:
-        """Return what is legal but doubtful about training targets (point, ...), in words; empty for nothing."""
-        return ""
+        """Return what is legal but doubtful about training targets (point, ...): that all are the same; empty for nothing."""
+        read = self.read(targets)
+        counted = self.counted(read)
+        held = read if counted is None else read[counted]
+        if len(read) < 2 or not held.numel() or not bool((held == held[:1]).all()):
+            return ""
+        return f"all targets are {short(str(held[0].tolist()), 40)}, so there is nothing to learn; check which column y is."
 
     def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Raise InputError for targets that predictions cannot be judged by; the same as `check` if they need not vary either."""
+        """Raise InputError for targets that predictions cannot be scored by: as `check`, unless training has other targets."""
         self.check(targets, outputs)
 
     @abstractmethod

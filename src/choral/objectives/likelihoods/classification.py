@@ -1,6 +1,5 @@
 """Classes: one of several, several at once, or ordered ones."""
 
-from abc import ABC
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -18,23 +17,7 @@ _MOST_CLASSES = 10_000  # of which those without a training point are kept
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassLikelihood(Likelihood, ABC):
-    """Targets are classes."""
-
-    def doubt(self, targets: Tensor) -> str:
-        """Say that there is one class alone."""
-        labels = self.read(targets)
-        counted = self.counted(labels)
-        held = labels if counted is None else labels[counted]
-        held = held[:, 0] if held.dim() == 2 and held.shape[1] == 1 else held
-        if len(labels) < 2 or not held.numel() or not bool((held == held[:1]).all()):
-            return ""
-        one = f"the label of every training point is {int(held[0])}" if held.dim() < 2 else "every row of y is the same"
-        return f"{one}, so there is nothing to tell apart and members learn to say that; check which column y is."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Categorical(ClassLikelihood):
+class Categorical(Likelihood):
     """Class labels; outputs are logits (member, batch, class), or dense ones with the classes on one axis.
 
     Targets are whole numbers, or one row of zeros with a single one (one-hot). Dense targets have the shape of the outputs
@@ -110,37 +93,25 @@ class Categorical(ClassLikelihood):
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Refuse labels that are no whole numbers, outside the classes, or of another shape than the outputs."""
-        place = self._place(targets, outputs)
-        if len(outputs) == 1 and targets.dim() == 2 and targets.shape[1] > 1:
-            if is_one_hot(targets) and targets.shape[1] == outputs[0]:
-                return
-            raise InputError(
-                f"y has rows of {targets.shape[1]} numbers that are not one-hot over the {outputs[0]} outputs; give class numbers "
-                "(batch,), rows with a single 1, or likelihood='bernoulli' for several labels at once."
-            )
-        if targets.is_floating_point() and not is_whole(targets):
-            raise InputError(
-                "y holds real numbers but the likelihood is categorical; give integer class labels 0, 1, 2, ..., or a "
-                "Gaussian likelihood for regression."
-            )
-        classes = outputs[place] if outputs else 1
-        if classes < 2:
-            raise InputError(
-                f"y holds integer class labels but the network gives {classes} output; give it one output for each class, "
-                "likelihood='bernoulli' for two classes with one output, or make y real numbers for regression."
-            )
+        classes = outputs[self._place(targets, outputs)] if outputs else 1
+        one_hot = len(outputs) == 1 and targets.dim() == 2 and targets.shape[1] > 1
         labels = targets if self.ignore is None else targets[targets != self.ignore]
-        if targets.numel() and not labels.numel():
-            raise InputError(
-                f"y holds the ignored label {self.ignore} alone, so there is nothing to learn from; give other labels too."
-            )
-        if labels.numel() and int(labels.min()) < 0:
-            raise InputError(f"y holds the negative label {int(labels.min())}; class labels must be 0, 1, 2, ...")
-        if labels.numel() and int(labels.max()) >= classes:
-            raise InputError(
-                f"y holds the class label {int(labels.max())} but the network gives {classes} outputs (classes 0 to "
-                f"{classes - 1}); widen its last layer or renumber the labels."
-            )
+        if one_hot and not (is_one_hot(targets) and targets.shape[1] == classes):
+            found = f"rows of {targets.shape[1]} numbers that are not one-hot"
+        elif not is_whole(targets):
+            found = "real numbers"
+        elif targets.numel() and not labels.numel():
+            found = f"the ignored label {self.ignore} alone"
+        elif labels.numel() and int(labels.min()) < 0:
+            found = f"the negative label {int(labels.min())}"
+        elif classes < 2 or (not one_hot and labels.numel() and int(labels.max()) >= classes):
+            found = f"the class label {int(labels.max())}"
+        else:
+            return
+        raise InputError(
+            f"y holds {found} but the network gives {classes} outputs, one for each of the classes 0 to {classes - 1}; widen its last layer, "
+            "renumber the labels from 0, or give likelihood='bernoulli' for one output or several labels at once, 'gaussian' for real numbers."
+        )
 
     def constant(self, outputs: Tensor, targets: Tensor) -> str:
         """Compare accuracy and log score with those of the class frequencies."""
@@ -169,25 +140,17 @@ class Categorical(ClassLikelihood):
             return 0
         shape = tuple(targets.shape[1:])
         fitting = [i for i in range(len(outputs)) if outputs[:i] + outputs[i + 1 :] == shape]
-        said = f"the network gives (batch, ...) = {outputs} for labels (batch, ...) = {shape}"
         if self.axis is not None:
             place = self.axis - 1 if self.axis > 0 else len(outputs) + self.axis
-            if place not in fitting:
-                raise InputError(
-                    f"{said}, which leaves no axis {self.axis} for the classes; give labels without that axis."
-                )
-            return place
-        if not fitting:
-            raise InputError(
-                f"{said}; labels must have the shape of the outputs without the axis of classes: (batch, height, width) for "
-                "(batch, class, height, width), (batch, time) for (batch, time, class)."
-            )
-        if len(fitting) > 1:
-            raise InputError(
-                f"{said}, so the classes could stand on axis {' or '.join(str(i + 1) for i in fitting)} of the outputs; say which: "
-                f"likelihood=Categorical(axis={fitting[0] + 1}) for pixels, Categorical(axis=-1) for tokens."
-            )
-        return fitting[0]
+            fitting = [place] if place in fitting else []
+        if len(fitting) == 1:
+            return fitting[0]
+        raise InputError(
+            f"the network gives (batch, ...) = {outputs} for labels (batch, ...) = {shape}, and {len(fitting)} axes could be that of the classes; "
+            "give labels of the shape of the outputs without the axis of classes: (batch, height, width) for (batch, class, height, width), "
+            "(batch, time) for (batch, time, class). Of several axes say which: likelihood=Categorical(axis=1) for pixels, Categorical(axis=-1) for "
+            "tokens."
+        )
 
     def understood(self) -> dict[str, str]:
         """Say where dense classes stand and what does not count."""
@@ -217,7 +180,7 @@ def is_one_hot(targets: Tensor) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bernoulli(ClassLikelihood):
+class Bernoulli(Likelihood):
     """Yes or no, once (binary) or for several labels at once; outputs are one logit for each label (member, batch, label).
 
     Dense outputs (batch, label, height, width) go with targets of the same shape, or without the label axis for one label.
@@ -255,7 +218,7 @@ class Bernoulli(ClassLikelihood):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ordinal(ClassLikelihood):
+class Ordinal(Likelihood):
     """Ordered classes 0 < 1 < ... < K - 1; outputs are K - 1 numbers that make cumulative logits (member, batch, K - 1).
 
     P(y > k) = sigmoid(c_k) with c_0 the first output and c_k = c_(k-1) - softplus(output k): they fall, so every class has a

@@ -1,6 +1,5 @@
 """Soft targets: what an ensemble predicts for each point, learned by one network (`choral.distil`)."""
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -12,6 +11,7 @@ from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About, Likelihood, check_real
 from choral.objectives.likelihoods.classification import Bernoulli, Categorical
 from choral.objectives.likelihoods.regression import TargetScale, summed
+from choral.objectives.limits import POSITIVE, Limits
 from choral.predictions import Classification, Predictive, Regression
 
 _PRECISIONS = (-7.0, 12.0)  # logarithms between which the precision of a Dirichlet is sought
@@ -90,14 +90,11 @@ class SoftClasses(Likelihood):
     prediction: ClassVar[type[Predictive]] = Classification
     link: ClassVar[str] = "Softmax"
     weight: ClassVar[float] = 0.1
+    limits: ClassVar[Limits] = {"temperature": POSITIVE}
 
     level: float | None = None
     temperature: float = 1.0
     axis: int = -1
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise InputError(f"temperature is {self.temperature}; give a finite number above 0.")
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy, and what the logarithm of the precision is off by."""
