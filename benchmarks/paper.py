@@ -20,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -514,18 +515,11 @@ def page(results: Path = TABLES) -> str:
         "Commands are `python benchmarks/paper.py ...` with `CHORAL_DATA` set (`benchmarks/README.md`).",
     ]
     for paper, module in PAPERS.items():
-        text += [
-            "",
-            f"## {paper}",
-            "",
-            (module.__doc__ or "").strip(),
-            "",
-            "| | what it shows | state | |",
-            "|---|---|---|---|",
-        ]
+        text += ["", f"## {paper}", "", (module.__doc__ or "").strip(), ""]
         for protocol in module.PROTOCOLS:
             word, note = states[protocol.id]
-            text.append(f"| `{protocol.id}` | {protocol.title} | {word} | {note} |")
+            line = f"- `{protocol.id}`, {protocol.title}: **{word}**; {note}"
+            text += textwrap.wrap(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(text) + "\n"
 
 

@@ -242,15 +242,6 @@ def _getitem(tracer: Tracer, call: Call, channels: Channels, index: Any) -> Any:
     return channels.moved(sum(not isinstance(entry, int) for entry in entries[: read[channels.axis]]))
 
 
-def _pieces(tracer: Tracer, call: Call, channels: Channels, size: Any, dim: int = 0) -> Any:
-    return NotImplemented if dim % call.args[0].dim() == channels.axis else channels
-
-
-def _unbind(tracer: Tracer, call: Call, channels: Channels, dim: int = 0) -> Any:
-    dim %= call.args[0].dim()
-    return NotImplemented if dim == channels.axis else channels.moved(channels.axis - (dim < channels.axis))
-
-
 def _cat(tracer: Tracer, call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     known = [tracer.channels(t) for t in tensors]
     present = [channels for channels in known if channels is not None]
@@ -431,8 +422,6 @@ ALONG: dict[str, Rule] = {
     "permute": _permute,
     **dict.fromkeys(("expand", "expand_as"), _expand),
     "__getitem__": _getitem,
-    **dict.fromkeys(("chunk", "split"), _pieces),
-    "unbind": _unbind,
     "pad": _pad,
     **dict.fromkeys(("mean", "amax", "amin"), _reduced),
     "sum": _summed,

@@ -1,48 +1,10 @@
 """Filter response normalization: a normalization that needs no batch and keeps no running statistics."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
 from choral.base.errors import InputError
-
-
-class _Normalize(torch.autograd.Function):
-    """The layer's function with a gradient of its own: a third of the passes over the maps that recorded operations take."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, tau: Tensor, eps: Tensor) -> Tensor:
-        y = x * (weight * _inverse(x, eps)) + bias
-        return torch.maximum(y, tau)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, tau, eps = inputs
-        ctx.save_for_backward(x, weight, tau, eps, output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, tau, eps, output = ctx.saved_tensors
-        inverse = _inverse(x, eps)  # again, rather than saved: what depends on the inputs can be differentiated twice
-        scale = weight * inverse
-        above = torch.ops.aten.threshold_backward(gradient, output - tau, 0)  # zero where tau is what is returned
-        along = (above * x).sum((-2, -1), keepdim=True)
-        back = along * scale * inverse.square()
-        to_x = torch.addcmul(above * scale, x, back, value=-1 / (x.shape[-2] * x.shape[-1]))
-        to_bias = above.sum((-2, -1), keepdim=True)
-        to_tau = gradient.sum((-2, -1), keepdim=True) - to_bias
-        sizes = weight.shape, weight.shape, weight.shape, eps.shape
-        parts = [p.sum_to_size(s) for p, s in zip((along * inverse, to_bias, to_tau, -back / 2), sizes)]
-        return to_x, *parts
-
-
-def _inverse(x: Tensor, eps: Tensor) -> Tensor:
-    """Return one over the root mean square of every map."""
-    return torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + eps)
 
 
 class FilterResponseNorm(nn.Module):
@@ -91,9 +53,12 @@ class FilterResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized, thresholded maps."""
-        eps = x.new_full((1,), self.eps) if self.extra_eps is None else self.eps + self.extra_eps.abs()
-        found: Tensor = _Normalize.apply(x, *(p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau)), eps)
-        return found
+        eps = self.eps if self.extra_eps is None else self.eps + self.extra_eps.abs()
+        weight, bias, tau = (p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau))
+        scale = weight * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + eps)
+        return (
+            torch.addcmul(bias - tau, x, scale).relu() + tau
+        )  # the maximum with tau, in 0.6 of the time of torch.maximum
 
     def extra_repr(self) -> str:
         """Show the arguments."""

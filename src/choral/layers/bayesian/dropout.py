@@ -140,13 +140,8 @@ class Dropped(RowAware, Twin):
         return f"{self.kind.__name__}, rate={self.rate}"
 
 
-class DroppedOutput(WeightLayer, RowAware):
-    """A linear map or convolution followed by dropout of its outputs, in training and in evaluation.
-
-    Args:
-        layer: the plain layer; its parameters become this layer's own, under the same names.
-        rate: probability of dropping an output.
-    """
+class DroppingLayer(WeightLayer):
+    """A linear map or convolution that drops something in every pass, in training and in evaluation."""
 
     shown = ("rate",)
 
@@ -154,6 +149,10 @@ class DroppedOutput(WeightLayer, RowAware):
     def __init__(self, layer: nn.Module, *, rate: float):
         super().__init__(layer)
         self.rate = checked_rate(rate)
+
+
+class DroppedOutput(DroppingLayer, RowAware):
+    """A linear map or convolution followed by dropout of its outputs; for the arguments see `DropConnect`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, some dropped."""
@@ -163,8 +162,8 @@ class DroppedOutput(WeightLayer, RowAware):
         return outputs * draws.dropout(torch.ones_like(self.one_row(outputs)), self.rate, rows=None)
 
 
-class DropConnect(WeightLayer):
-    """A linear map or convolution with weights dropped anew in every pass, in training and in evaluation.
+class DropConnect(DroppingLayer):
+    """A linear map or convolution with weights dropped anew in every pass.
 
     The kept weights are divided by 1 - rate, so the mean weight is the layer's own; biases are never dropped.
 
@@ -173,15 +172,7 @@ class DropConnect(WeightLayer):
         rate: probability of dropping a weight.
     """
 
-    shown = ("rate",)
-
-    @typed
-    def __init__(self, layer: nn.Module, *, rate: float):
-        super().__init__(layer)
-        self.rate = checked_rate(rate)
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs under one draw of the weights, the same for the whole batch."""
-        return self.operate(
-            x, draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate, rows=None)), self.bias
-        )
+        weight = draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate, rows=None))
+        return self.operate(x, weight, self.bias)
