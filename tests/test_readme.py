@@ -87,6 +87,14 @@ def test_every_make_target_exists(page):
 _NUMBER = re.compile(r"-?\d+\.?\d*")
 
 
+def agree(printed: str, shown: str) -> None:
+    """Compare what a snippet prints with what its page shows: the same words, and numbers that differ by rounding."""
+    assert _NUMBER.sub("#", printed).split() == _NUMBER.sub("#", shown).split()
+    for own, other in zip(_NUMBER.findall(printed), _NUMBER.findall(shown)):
+        unit = 10.0 ** -len(other.partition(".")[2])
+        assert abs(float(own) - float(other)) < 1.01 * unit  # processors round the last digit differently
+
+
 @pytest.mark.slow
 def test_what_python_is_shown_prints_what_is_shown(tmp_path):
     code, printed = blocks("README.md", "python"), blocks("README.md", "text")
@@ -97,10 +105,7 @@ def test_what_python_is_shown_prints_what_is_shown(tmp_path):
             said = io.StringIO()
             with contextlib.redirect_stdout(said):
                 exec(block, names)
-            assert _NUMBER.sub("#", said.getvalue()).split() == _NUMBER.sub("#", shown).split()
-            for own, other in zip(_NUMBER.findall(said.getvalue()), _NUMBER.findall(shown)):
-                unit = 10.0 ** -len(other.partition(".")[2])
-                assert abs(float(own) - float(other)) < 1.01 * unit  # processors round the last digit differently
+            agree(said.getvalue(), shown)
     assert {p.name for p in tmp_path.iterdir()} == {"runs", "digits.choral"}
 
 

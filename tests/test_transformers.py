@@ -85,7 +85,7 @@ def test_through_fit_resume_save_and_judge(method, tmp_path):
 def test_stacked_where_its_masks_do_not_look_at_values():
     recipe = METHODS["deep_ensemble"]
     with pytest.raises(
-        InputError, match=r"executor='vectorized' cannot .* in 'bert' \(BertModel\), .*use executor='sequential'"
+        InputError, match=r"executor='vectorized' cannot .*in 'bert' \(BertModel\), .*use executor='sequential'"
     ):
         choral.fit(build, (X, Y), recipe, output="logits", compute=choral.Compute(executor="vectorized"))
     x = {"input_ids": X["input_ids"]}
@@ -133,9 +133,7 @@ def test_models_of_a_trainer_run_make_an_ensemble(tmp_path):
     assert ensemble.predict(X).mutual_information.max() > 0
     assert evaluate(ensemble, X, Y)["members"] == 3
     ensemble.calibrated(X, Y).save(tmp_path / "e.choral")
-    with pytest.raises(
-        choral.ChoralError, match=r"outermost module was .*; if the change makes no difference, .*check_build=False"
-    ):
+    with pytest.raises(choral.ChoralError, match=r"outermost module was .*;.*check_build=False"):
         choral.load(
             tmp_path / "e.choral", build=build
         )  # the first call with labels writes the kind of problem into the config

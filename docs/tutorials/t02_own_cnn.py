@@ -2,7 +2,7 @@
 Your CNN: calibrated and OOD-aware
 ================================================
 
-Take a network as you wrote it, train four members for about the price of one, and compare what it says of digits and of
+Take a network as you wrote it, train four of it, and compare what it says of digits and of
 digits turned upside down.
 """
 
@@ -34,12 +34,12 @@ y = torch.tensor(labels)[order]
 train, held, test = slice(0, 800), slice(800, 1200), slice(1200, None)
 
 # %%
-# Prune and Tune: one parent, four pruned children. ``show`` prints what will happen, and warns if it is too little.
-recipe = choral.recipes.prune_and_tune(members=4, epochs=54)
-print(choral.show(recipe, Residual, (x[train], y[train]), validation=None))
+# A deep ensemble: four networks from different random starts. ``show`` prints what will happen, and warns if it is too little.
+recipe = choral.recipes.deep_ensemble(members=4, epochs=25)
+print(choral.show(recipe, Residual, (x[train], y[train])))
 
 # %%
-ensemble = choral.fit(Residual, (x[train], y[train]), recipe, validation=None)
+ensemble = choral.fit(Residual, (x[train], y[train]), recipe)
 calibrated = ensemble.calibrated(x[held], y[held])
 for name, one in (("as trained", ensemble), ("calibrated", calibrated)):
     scores = one.evaluate(x[test], y[test])

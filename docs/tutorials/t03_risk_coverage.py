@@ -20,6 +20,8 @@ train, test = slice(0, 1000), slice(1000, None)
 build = lambda: choral.models.mlp(64, 10, hidden=(64,))
 ensemble = choral.fit(build, (x[train], y[train]), choral.recipes.snapshot(members=4, epochs=40), validation=None)
 p = ensemble.predict(x[test])
+scores = ensemble.evaluate(x[test], y[test])
+print({name: round(scores[name], 3) for name in ("accuracy", "nll", "ece")})
 
 # %%
 # From the right: with all rows kept, the error is the error of the classifier. Leaving out the least certain ones lowers

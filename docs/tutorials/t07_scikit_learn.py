@@ -32,6 +32,7 @@ print("R2 in three folds:", cross_val_score(pipe, X, y, cv=3).round(2))
 X_train, X_rest, y_train, y_rest = train_test_split(X, y, test_size=0.5, random_state=0)
 X_held, X_new, y_held, y_new = train_test_split(X_rest, y_rest, test_size=0.5, random_state=0)
 model = EnsembleRegressor("packed", epochs=90, random_state=0).fit(X_train, y_train).calibrate(X_held, y_held)
+print(f"NLL of new rows: {model.ensemble_.evaluate(X_new, y_new)['nll']:.2f}")
 for level in (0.5, 0.8, 0.9):
     low, high = model.predict_interval(X_new, level=level)
     inside = ((low <= y_new) & (y_new <= high)).mean()

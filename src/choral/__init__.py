@@ -108,7 +108,9 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_WHERE[name]), name)
     if name in _MODULES:
         return import_module(f"choral.{name}")
-    raise AttributeError(f"module 'choral' has no attribute '{name}'")
+    from choral.base.errors import no_attribute
+
+    raise AttributeError(no_attribute("choral", name, __dir__()))
 
 
 def __dir__() -> list[str]:

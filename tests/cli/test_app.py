@@ -129,7 +129,7 @@ def test_mistakes_are_one_sentence_exit_2_and_write_nothing(tables, tmp_path):
         (["compare", "--methods", "single,swagg", *out], "Did you mean 'swag'?"),
         (["fit", "digits", "--budget", "3", "--members", "4", *out], "too few for 4 members"),
         (["fit", "digit", *out], "Did you mean 'digits'?"),
-        (["fit", tables / "houses.csv", *out], "add --target COLUMN"),
+        (["fit", tables / "houses.csv", *out], "--target price"),
         (["fit", tables / "houses.csv", "--target", "prize", *out], "Did you mean 'price'?"),
         (["fit", tables / "houses.csv", "--target", "price", "--drop", "sizes", *out], "Did you mean 'size'?"),
         (["fit", tables / "none.csv", "--target", "price", *out], "does not exist"),

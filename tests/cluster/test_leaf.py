@@ -218,7 +218,7 @@ def test_a_leaf_is_refused_with_other_data_or_before_the_one_it_goes_on_from(tmp
             **(OPTIONS | {"compute": replace(OPTIONS["compute"], executor="sequential")} | options),
         )
 
-    with pytest.raises(choral.ChoralError, match="leaf '2/f1': it goes on from leaf 'start', which is not trained yet"):
+    with pytest.raises(choral.ChoralError, match=r"leaf '2/f1':.*'start',"):
         run("2/f1")
     with pytest.raises(choral.ChoralError, match="the training data was changed"):
         run("start", (X + 1, Y))

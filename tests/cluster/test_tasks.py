@@ -155,9 +155,7 @@ def test_leaves_are_trained_in_order_and_again_after_deaths(deaths, ray, whole, 
 
 def test_a_leaf_that_dies_too_often_is_told_and_the_same_call_goes_on(ray, whole, tmp_path):
     ray.dies = 2
-    with pytest.raises(
-        choral.ChoralError, match=r"leaf 'start': its worker or machine died.* \(and 2 more of 3 leaves\)"
-    ):
+    with pytest.raises(choral.ChoralError, match=r"leaf 'start':.*died.* \(and 2 more of 3 leaves\)"):
         fit(tmp_path, retries=1)
     fit(tmp_path)
     assert ray.begun == ["start", "start", "2/f0", "2/f1"]
@@ -204,7 +202,7 @@ def test_what_a_leaf_raises_is_told_and_others_are_kept(ray, tmp_path):
 
 @pytest.mark.parametrize("means", [{"cpus": 64}, {"gpus": 1}])
 def test_leaves_that_fit_on_no_machine_are_said_at_once(means, ray, tmp_path):
-    with pytest.raises(choral.ChoralError, match=r"a leaf wants .* the machines of Ray have 2 CPU and 0 GPU"):
+    with pytest.raises(choral.ChoralError, match=r"a leaf wants .*the machines of Ray have 2 CPU and 0 GPU"):
         fit(tmp_path / "run", **means)
     ray.up = True  # a cluster may grow
     with pytest.warns(UserWarning, match="waiting for one that joins"):

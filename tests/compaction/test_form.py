@@ -61,7 +61,7 @@ def test_forms_of_other_networks_are_refused():
     form = plan_compaction(network(), KEEP, X).form
     with pytest.raises(InputError, match=r"index 5 of axis 0 of '0\.weight', which has shape \(4, 2, 3, 3\)"):
         shrink(shrink(network(), form), form)
-    with pytest.raises(InputError, match=r"names '0\.weight', which the network does not have"):
+    with pytest.raises(InputError, match=r"names '0\.weight',"):
         shrink(nn.ReLU(), form)
     with pytest.raises(InputError, match="'axes' and 'attributes'"):
         slice_params({}, {})

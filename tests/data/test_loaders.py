@@ -120,7 +120,7 @@ def test_a_sampler_is_part_of_the_run(tmp_path):
     loaders = [DataLoader(Items(), 8, sampler=WeightedRandomSampler(torch.ones(32) + w * Y, 16)) for w in (0, 1)]
     choral.fit(build, loaders[0], one(), run_dir=tmp_path)
     choral.fit(build, loaders[0], one(), run_dir=tmp_path)
-    with pytest.raises(RunError, match="the sampler of the DataLoader was changed"):
+    with pytest.raises(RunError, match="of the DataLoader was changed"):
         choral.fit(build, loaders[1], one(), run_dir=tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_a_name_stands_for_what_a_dataset_holds():
 
 
 def test_items_that_no_key_decides_are_said_and_known_by_their_number(tmp_path):
-    with pytest.warns(UserWarning, match="two reads of the same items of the Own differ"):
+    with pytest.warns(UserWarning, match="of the Own differ"):
         choral.fit(build, Own(), one(), run_dir=tmp_path)
     with pytest.warns(UserWarning, match="two reads"):
         choral.fit(build, Own(), one(), run_dir=tmp_path)

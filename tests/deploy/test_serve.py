@@ -30,14 +30,13 @@ pytest.importorskip("uvicorn", reason="uvicorn is in the extra 'serve'")
 ABOUT: dict[str, object] = {"method": "toy", "task": "regression", "digest": "d", "classes": [], "table": None}
 
 
-def toy(seen=None, wait=0.0, gate=None):
-    """Return a model that sums its rows; a row that starts with 13 fails. It waits some seconds, and for a gate to open."""
+def toy(seen=None, gate=None):
+    """Return a model that sums its rows; a row that starts with 13 fails. It waits for a gate to open."""
 
     def run(inputs):
         x = inputs["x"]
         if seen is not None:
             seen.append(len(x))
-        time.sleep(wait)
         assert gate is None or gate.wait(60)
         if (x[:, 0] == 13).any():
             raise RuntimeError("thirteen")
@@ -201,13 +200,15 @@ def test_limits_of_body_rows_and_queue():
 
 
 def test_an_answer_that_takes_too_long_is_refused():
-    with serving(toy(wait=2.5), limits=Limits(timeout=1.0)) as ask:
+    gate = threading.Event()
+    with serving(toy(gate=gate), limits=Limits(timeout=0.5)) as ask:
         assert ask("POST", INFER, {"inputs": [tensor([[1, 2, 3]])]})[0] == 503
+        gate.set()
 
 
 def test_requests_become_one_batch_and_a_bad_one_fails_alone():
     seen, found = [], {}
-    with serving(toy(seen), limits=Limits(delay=1.0)) as ask:
+    with serving(toy(seen), limits=Limits(delay=3.0)) as ask:
 
         def one(first):
             found[first] = ask("POST", INFER, {"inputs": [tensor([[first, 0, 0]])]})[:2]
@@ -335,7 +336,7 @@ def test_a_signal_brings_the_next_model_and_requests_that_wait_keep_theirs(caplo
             return [*answers, float((await batcher.ask(rows))["mean"][0])]
 
     try:
-        assert asyncio.run(asyncio.wait_for(drive(), 30)) == [3.0, 30.0, 30.0]
+        assert asyncio.run(asyncio.wait_for(drive(), 60)) == [3.0, 30.0, 30.0]
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert "damaged" in caplog.text

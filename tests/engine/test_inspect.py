@@ -368,7 +368,7 @@ def test_a_build_that_returns_the_same_weights_is_said_where_members_should_diff
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     data = (x, (x[:, 0] > 0).long())
     recipe = choral.recipes.deep_ensemble(members=2, epochs=1, training=Training(lr=0.01, batch_size=30))
-    with pytest.warns(UserWarning, match="same weights at every call, so the 2 members"):
+    with pytest.warns(UserWarning, match="so the 2 members"):
         choral.fit(lambda: network, data, recipe, progress=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*same weights")

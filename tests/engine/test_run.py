@@ -173,9 +173,7 @@ def test_a_branch_that_diverges_is_named_and_the_rest_is_kept(tmp_path):
     recipe = Recipe(name="r", plan=fork(6, Reset(), Train(epochs=2, batch_size=16), Collect()))
     for executor in ("sequential", "vectorized"):
         folder = tmp_path / executor
-        with pytest.raises(
-            DivergedError, match=r"the loss became nan at f\d/1 in epoch 1.*of 6 members were kept"
-        ) as caught:
+        with pytest.raises(DivergedError, match=r"nan at f\d/1 in epoch 1.*of 6 members were kept") as caught:
             fit(Fragile, (X, Y), recipe, run_dir=folder, compute=Compute(executor=executor))
         kept = len(list((folder / "members").glob("*.safetensors")))
         assert 0 < kept < 6
@@ -190,7 +188,7 @@ def test_a_changed_plan_seed_or_data_is_refused_with_both_values(tmp_path):
         fit(build, (X, Y), make("single", budget=3, training=QUICK), run_dir=tmp_path)
     with pytest.raises(RunError, match=r"the training data was changed"):
         fit(build, (X + 1, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path)
-    with pytest.raises(RunError, match=r"the network.s layer .* was .*, now "):
+    with pytest.raises(RunError, match=r"the network.s layer .*was .*, now "):
         fit(lambda: models.mlp(4, 2, hidden=(9,)), (X, Y), make("single", budget=2, training=QUICK), run_dir=tmp_path)
 
 

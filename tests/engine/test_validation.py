@@ -83,7 +83,7 @@ def test_real_targets_are_held_out_over_their_whole_range():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 0.001, 3])
 def test_a_share_that_leaves_a_side_empty_is_refused(share):
-    with pytest.raises(InputError, match="give a share above 0 and below 1"):
+    with pytest.raises(InputError, match="share above 0 and below 1"):
         fit(build, (X, Y), recipe(epochs=4), validation=share)
 
 
@@ -268,7 +268,7 @@ def test_wrong_wishes_are_refused_before_training():
         fit(build, (X, Y), recipe(), compute=Compute(time_limit=0))
     with pytest.raises(InputError, match="monitor is 'rmse'"):
         fit(build, (X, Y), recipe(), validation=0.2, early_stopping=EarlyStopping(monitor="rmse"))
-    with pytest.raises(InputError, match="class label 7 but the network gives 2 outputs"):
+    with pytest.raises(InputError, match=r"class label 7.*2 outputs"):
         fit(build, (X, Y), recipe(), validation=(X[:3], torch.tensor([0, 1, 7])))
     with pytest.raises(InputError, match="patience is 0; give 1 or more"):
         EarlyStopping(patience=0)
@@ -310,7 +310,7 @@ def test_a_time_limit_ends_with_what_is_there(executor, tmp_path):
     assert_same(flat(ensemble), flat(load(tmp_path, build)))
     assert_same(flat(ensemble), flat(again))
     (tmp_path / "members" / "00000.safetensors").unlink()
-    with pytest.raises(RunError, match="ended by its time limit and member 0 is lost"):
+    with pytest.raises(RunError, match="and member 0 is lost"):
         fit(build, (X, Y), recipe(), **settings)
 
 
@@ -534,7 +534,7 @@ def test_going_on_after_a_limit_may_be_interrupted_and_the_limit_set_again(tmp_p
 
 def test_a_run_that_was_ended_is_extended_once_it_is_whole(tmp_path):
     fit(build, (X, Y), recipe(epochs=20, members=2), run_dir=tmp_path, compute=Compute(time_limit=1e-6))
-    with pytest.raises(RunError, match="train it whole first, by the same call with a larger time_limit or none"):
+    with pytest.raises(RunError, match="a larger time_limit or none"):
         fit(
             build,
             (X, Y),

@@ -15,7 +15,7 @@ def test_only_whole_numbers_are_counts(value):
 
 def test_a_count_that_is_zero_by_default_may_be_zero():
     tabular(1, 1, embedding="none", embedding_width=0)
-    with pytest.raises(InputError, match="embedding_width=-1 is not accepted; give a whole number of at least 0"):
+    with pytest.raises(InputError, match=r"embedding_width=-1.*0"):
         tabular(1, 1, embedding="none", embedding_width=-1)
 
 
@@ -35,9 +35,7 @@ def test_rates_are_below_one(value):
 
 
 def test_choices_offer_the_nearest():
-    with pytest.raises(
-        InputError, match=r"norm='bach' is not accepted; give one of 'batch', 'layer', None\. Did you mean 'batch'"
-    ):
+    with pytest.raises(InputError, match=r"norm='bach'.*'batch', 'layer', None\. Did you mean 'batch'"):
         mlp(1, 1, norm="bach")  # type: ignore[arg-type]  # wrong on purpose
 
 

@@ -99,7 +99,7 @@ def test_the_order_of_tokens_matters():
 
 
 def test_texts_that_are_too_long_are_refused():
-    with pytest.raises(InputError, match="a text of 6 tokens; it was built for at most length=5"):
+    with pytest.raises(InputError, match=r"a text of 6.*length=5"):
         transformer(10, length=5)(torch.ones(1, 6, dtype=torch.long))
 
 

@@ -85,7 +85,7 @@ def test_target_noise_has_the_likelihood_s_size_all_along_the_walk_and_moves_as_
 
 
 def test_target_noise_needs_a_likelihood_with_one_known_noise():
-    with pytest.raises(PlanError, match="target noise needs a Gaussian likelihood of known precision"):
+    with pytest.raises(PlanError, match="needs a Gaussian"):
         DrawTargetShift(walk=IID(), prior_std=1.0).apply(State(PARAMS, {}), Place(likelihood=Categorical()))
 
 

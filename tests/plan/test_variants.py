@@ -67,7 +67,7 @@ def test_what_was_meant_is_the_end_of_the_sentence():
     recipe = replace(
         recipes.single(budget=2), plan=fork(Reset(), Train(epochs=2), Collect(), variants=[{"ratee": 1.0}])
     )
-    with pytest.raises(PlanError, match=r"cannot run: fork: variants set 'ratee'.*, rate.*\. Did you mean 'rate'\?$"):
+    with pytest.raises(PlanError, match=r"variants set 'ratee'.*, rate.*\. Did you mean 'rate'\?$"):
         check_runnable(recipe)
 
 

@@ -121,9 +121,7 @@ def test_an_ensemble_that_learned_nothing_is_said_and_one_that_did_is_not():
 
 
 def test_fit_says_that_a_budget_is_too_small():
-    with pytest.warns(
-        UserWarning, match="deep_ensemble: the budget is below what the method needs: a training of 2 epochs"
-    ):
+    with pytest.warns(UserWarning, match=r"deep_ensemble:.*2 epochs"):
         choral.fit(two_outputs, line(0), make("deep_ensemble", budget=8))
 
 

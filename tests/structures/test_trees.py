@@ -82,5 +82,5 @@ def test_a_split_batch_keeps_inputs_and_targets_together():
 
 
 def test_what_concatenates_inputs_refuses_several():
-    with pytest.raises(ConversionError, match=r"MIMO puts the inputs .* cannot read several inputs"):
+    with pytest.raises(ConversionError, match="MIMO puts the inputs "):
         Mimo(members=2).feed(BATCH, None)

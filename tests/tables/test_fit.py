@@ -228,7 +228,7 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     assert prepared(towns).folds is None  # three groups are too few to hold out eight parts
     with pytest.raises(InputError, match="'auto' chooses these by itself"):
         choral.fit_table(frame, "sold", method="auto", members=3)
-    with pytest.raises(InputError, match="table of 32 training rows or more, but there are 30; name a method"):
+    with pytest.raises(InputError, match=r"table of 32.*30; name a method"):
         choral.fit_table(houses(30), "price", method="auto")
     few = prepared(load_problem(houses(30), target="price", holdout=None))
     assert not few.candidates  # too few rows to choose by

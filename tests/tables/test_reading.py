@@ -86,12 +86,12 @@ def test_a_comma_that_may_be_a_decimal_one_is_named(cells: list[str], lines: str
 
 def test_a_target_with_such_commas_is_named_too(tmp_path: Path) -> None:
     pd.DataFrame({"c": [1.5, 2.25, 3], "y": ["3,141", "2,718", "9,999"]}).to_csv(tmp_path / "t.csv", index=False)
-    with pytest.warns(UserWarning, match="column 'y' holds '3,141' in lines 2, 3, 4, which is read with its separator"):
+    with pytest.warns(UserWarning, match="column 'y' holds '3,141' in lines 2, 3, 4,"):
         learn_table(read_table(tmp_path / "t.csv"), "y", task="regression", path="t.csv")
 
 
 def test_a_number_never_begins_with_zero_thousands(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="'0,512' in lines 2, 3, 4, 5, ..., which is neither a number nor a date"):
+    with pytest.warns(UserWarning, match=r"'0,512' in lines 2, 3, 4, 5, ...,"):
         table, _ = table_of([f"0,{i}" for i in range(512, 540)], tmp_path)
     assert table.columns[0].read_as != "number"
 
@@ -249,14 +249,12 @@ def test_categories_that_are_numbers_are_known_with_and_without_gaps() -> None:
 
 def test_dates_in_the_other_order_than_in_training_are_refused(tmp_path: Path) -> None:
     table, _ = table_of(["25/3/2024", "1/12/2023", "13/1/2024"], tmp_path)
-    with pytest.raises(InputError, match="holds '3/25/2024', but training wrote its dates as %d/%m/%Y"):
+    with pytest.raises(InputError, match=r"holds '3/25/2024',.*%d/%m/%Y"):
         table.inputs(pd.DataFrame({"c": ["3/25/2024", "1/2/2024"], "n": [1, 2]}))
 
 
 def test_dates_that_may_have_either_order_are_said(tmp_path: Path) -> None:
-    with pytest.warns(
-        UserWarning, match=r"\('1/2/2024', ...\) may have the day or the month first; they are read as %m/%d/%Y"
-    ):
+    with pytest.warns(UserWarning, match=r"\('1/2/2024', ...\).*%m/%d/%Y"):
         table_of(["1/2/2024", "3/4/2024"], tmp_path)
 
 
@@ -265,7 +263,7 @@ def test_numbers_in_the_unit_of_training(tmp_path: Path) -> None:
     same = [pd.DataFrame({"c": cells, "n": [1, 2]}) for cells in ([1000, 2000], ["1,000", "USD 2000"])]
     assert values_of(table, same[0]) == pytest.approx([1000, 2000], rel=1e-4)
     assert np.array_equal(table.inputs(same[0]), table.inputs(same[1]))
-    with pytest.warns(UserWarning, match="holds '€2,000' in row 1, which is not a number in \\$"):
+    with pytest.warns(UserWarning, match=r"holds '€2,000' in row 1,.*\$"):
         table.inputs(pd.DataFrame({"c": ["$1,000", "€2,000"], "n": [1, 2]}))
     shares, _ = table_of(["10%", "20%", "40%"], tmp_path)
     assert values_of(shares, pd.DataFrame({"c": [0.1, 0.2], "n": [1, 2]})) == pytest.approx([0.1, 0.2], rel=1e-4)
@@ -436,7 +434,7 @@ def test_targets_that_cannot_be_learned_are_explained(name: str, tmp_path: Path)
 
 def test_rows_without_a_target_are_left_out_and_counted() -> None:
     frame = pd.DataFrame({"n": [1, 2, 3, 4], "y": ["5.5", "?", None, "6.5"]})
-    with pytest.warns(UserWarning, match="2 of 4 row\\(s\\) have no value of the target 'y' and are left out"):
+    with pytest.warns(UserWarning, match=r"2 of 4 row\(s\).*'y'"):
         kept = with_target(frame, "y", "the table")
     assert kept["n"].tolist() == [1, 4]
     with pytest.raises(InputError, match="no row has a value"):
@@ -449,7 +447,7 @@ def test_what_is_said_of_columns_is_done_or_refused() -> None:
     assert [c.read_as for c in table.columns] == ["left out", "number"]
     assert table.left_out == ()
     assert learn_table(frame, "y", ids=["a"]).beside == ("a",)
-    with pytest.raises(InputError, match="has no column 'q'; it has a, b, y"):
+    with pytest.raises(InputError, match="has no column 'q';"):
         learn_table(frame, "y", drop=["q"])
     with pytest.raises(InputError, match="'y' is the target"):
         learn_table(frame, "y", drop=["y"])

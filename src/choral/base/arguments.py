@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.batches import tensor_of
-from choral.base.errors import InputError, unknown_argument
+from choral.base.errors import InputError, unknown_argument, wrong_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,9 +142,7 @@ def bound(
         names = [n for n, p in signature.parameters.items() if n != "self" and p.kind not in _OPEN]
         for unknown in [n for n in kwargs if n not in names]:
             raise InputError(unknown_argument(name, unknown, names)) from error
-        paired = names[:3] == ["build", "data", "recipe"]
-        takes = "give x and y as a pair: fit(build, (x, y), recipe)" if paired else f"it takes {', '.join(names)}"
-        raise InputError(f"{name}: {error}; {takes}.") from error
+        raise InputError(wrong_call(name, error, names)) from error
 
 
 def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -> None:

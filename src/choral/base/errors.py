@@ -64,30 +64,70 @@ class DivergedError(ChoralError, RuntimeError):
 _TRAINING = "training settings belong to the recipe: choral.recipes.deep_ensemble(training=choral.Training({}))"
 _RECIPE = "it belongs to the recipe: choral.recipes.deep_ensemble({})"
 _COMPUTE = "it is a field of compute: compute=choral.Compute({})"
-HINTS = (
-    {n: _TRAINING.format("lr=0.01") for n in ("lr", "learning_rate", "rate", "learning_rate_init")}
-    | {"optimizer": _TRAINING.format("optimizer='adam'"), "optim": _TRAINING.format("optimizer='adam'")}
-    | {"batch_size": _TRAINING.format("batch_size=32"), "schedule": _TRAINING.format("schedule='cosine'")}
-    | {"scheduler": _TRAINING.format("schedule='cosine'"), "weight_decay": _TRAINING.format("optimizer=choral.AdamW()")}
-    | {n: _RECIPE.format("members=5") for n in ("members", "n_estimators", "num_estimators", "n_members")}
-    | {n: _RECIPE.format("epochs=60") for n in ("epochs", "n_epochs", "num_epochs", "max_epochs", "max_iter")}
-    | {n: _COMPUTE.format(f"{n}=...") for n in ("precision", "executor", "threads", "accumulate", "data_parallel")}
-    | {n: _COMPUTE.format(f"{n}=...") for n in ("cluster", "time_limit", "checkpoint_seconds")}
-    | {n: _COMPUTE.format("threads=2") for n in ("n_jobs", "num_threads")}
-    | {
-        "verbose": "progress=True or False says whether a progress bar is drawn",
-        "overwrite": "on_existing says what is done with a run in run_dir",
-        "resume": "the same call with the same run_dir resumes a run",
-        "extend": "on_existing='extend' adds members to a run in run_dir",
-        "x_val": "validation=(x, y) gives held-out rows",
-        "random_state": "the seed is seed=0",
-        "loss": "a loss of your own is given as likelihood=choral.objectives.Loss(function)",
-        "patience": "it is a field of early_stopping: early_stopping=choral.EarlyStopping(patience=16)",
-        "groups": "groups go with cv: cv=(5, groups)",
-        "standardize": "it is a field of likelihoods: likelihood=choral.objectives.LearnedGaussian(standardize=False)",
-    }
-)
-"""What to write instead of arguments that people try."""
+_STOPPING = "it is a field of early_stopping: early_stopping=choral.EarlyStopping({})"
+_WRITE = "write {}"
+_ARGUMENTS = {
+    ("lr=0.01", _TRAINING): "lr learning_rate rate learning_rate_init",
+    ("optimizer='adam'", _TRAINING): "optimizer optim",
+    ("optimizer=choral.AdamW(weight_decay=0.01)", _TRAINING): "weight_decay",
+    ("optimizer=choral.SGD(momentum=0.9)", _TRAINING): "momentum",
+    ("batch_size=32", _TRAINING): "batch_size",
+    ("schedule='cosine'", _TRAINING): "schedule scheduler lr_scheduler",
+    ("members=5", _RECIPE): "members n_estimators num_estimators n_members num_members n_models",
+    ("epochs=60", _RECIPE): "epochs n_epochs num_epochs max_epochs max_iter",
+    ("patience=16", _STOPPING): "patience",
+    ("monitor='nll'", _STOPPING): "monitor metric",
+    ("threads=2", _COMPUTE): "threads n_jobs num_threads",
+    ("device='cuda'", _COMPUTE): "gpu gpus accelerator",
+    ("time_limit=60", _COMPUTE): "time_limit timeout",
+    ("recipe='packed'", _WRITE): "method methods",
+    ("validation=0.2, or validation=(x, y) with rows of your own", _WRITE): (
+        "val x_val X_val valid validation_data validation_split val_split validation_fraction eval_set"
+    ),
+    ("cv=5", _WRITE): "folds n_folds n_splits kfold",
+    ("cv=(5, groups)", _WRITE): "groups",
+    ("seed=0", _WRITE): "random_state",
+    ("seed=(0, 1, 2)", _WRITE): "seeds n_seeds",
+    ("progress=True or progress=False", _WRITE): "verbose verbosity",
+    (
+        "run_dir='runs/first' to keep the run, and ensemble.save(path) afterwards",
+        _WRITE,
+    ): "save save_dir output_dir out",
+    ("on_existing='overwrite', which removes a run in run_dir", _WRITE): "overwrite",
+    ("on_existing='extend'", _WRITE): "extend",
+    ("the same call again with the same run_dir to resume", _WRITE): "resume resume_from",
+    ("ensemble.evaluate(x, y) for the scores", _WRITE): "metrics metric_fn",
+    ("data=DataLoader(..., num_workers=2)", _WRITE): "num_workers",
+    ("likelihood='categorical' (cross-entropy), 'gaussian', ..., or choral.objectives.Loss(function)", _WRITE): (
+        "loss loss_fn loss_function criterion"
+    ),
+    ("likelihood=choral.objectives.LearnedGaussian(standardize=False)", _WRITE): "standardize",
+} | {
+    (f"{n}=...", _COMPUTE): n
+    for n in ("precision", "executor", "accumulate", "data_parallel", "cluster", "checkpoint_seconds")
+}
+HINTS = {name: hint for hint, names in _ARGUMENTS.items() for name in names.split()}
+"""What to write instead of arguments that people try, and where."""
+_CALLS = {
+    "fit": "give x and y as a pair: fit(build, (x, y), recipe)",
+    "compare": "give all rows as one tuple: compare(build, (x, y, x_test, y_test), methods)",
+}
+ATTRIBUTES = {
+    name: hint
+    for hint, names in {
+        "ensemble.predict(x).probs": "predict_proba proba probabilities",
+        "ensemble.predict(x)": "predict forward call",
+        "ensemble.evaluate(x, y), or p.scores(y)": "evaluate score scores metrics accuracy",
+        "ensemble.save(path) and choral.load(path, build)": "save load",
+        "choral.fit(build, (x, y), recipe), which returns an ensemble": "fit train",
+        "ensemble.member(0), the first network": "models networks parameters state_dict eval to",
+        "dir(choral.recipes)": "methods list_methods",
+        "p.to_frame()": "to_pandas to_dataframe df",
+        "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax",
+    }.items()
+    for name in names.split()
+}
+"""What to write instead of attributes that people try."""
 
 
 def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
@@ -96,16 +136,32 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
     >>> unknown_argument("fit", "sead", ["data", "seed"])
     "fit has no argument 'sead'; it takes data, seed. Did you mean 'seed'?"
     >>> unknown_argument("fit", "verbose", ["data", "progress"])
-    "fit has no argument 'verbose'; progress=True or False says whether a progress bar is drawn."
+    "fit has no argument 'verbose'; write progress=True or progress=False."
     """
     names = list(known)
-    hint = HINTS.get(name, "")
-    if hint == HINTS["epochs"] and "budget" in names:
-        hint = "budget=60 is the total of each method, in epochs of one network"
-    if function == "Training" and "Training(" in hint:
-        hint = f"write {hint[hint.index('choral.Training(') : -1]}"
-    instead = hint + "." if hint else f"it takes {', '.join(names)}.{did_you_mean(name, names)}"
-    return f"{function} has no argument {name!r}; {instead}"
+    if name not in HINTS:
+        return f"{function} has no argument {name!r}; it takes {', '.join(names)}.{did_you_mean(name, names)}"
+    write, where = HINTS[name]
+    keyword = write.partition("=")[0]
+    if keyword == "epochs" and "budget" in names and "epochs" not in names:
+        write, where = "budget=60, the total of each method in epochs of one network", _WRITE
+    return f"{function} has no argument {name!r}; {(_WRITE if keyword in names else where).format(write)}."
+
+
+def wrong_call(function: str, error: TypeError, known: Iterable[str]) -> str:
+    """Return a sentence about arguments that are missing or too many."""
+    return f"{function}: {error}; {_CALLS.get(function, 'it takes ' + ', '.join(known))}."
+
+
+def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
+    """Return a sentence about an attribute that something does not have: what it has, and what to write instead.
+
+    >>> no_attribute("an ensemble", "predict_proba", ["predict", "save"])
+    "an ensemble has no 'predict_proba'; it has predict, save. Write ensemble.predict(x).probs."
+    """
+    names = list(known)
+    instead = f" Write {ATTRIBUTES[name]}." if name in ATTRIBUTES else did_you_mean(name, names)
+    return f"{owner} has no {name!r}; it has {', '.join(names)}.{instead}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -114,5 +170,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("snapshott", ["single", "snapshot"])
     " Did you mean 'snapshot'?"
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -6,12 +6,13 @@ terminal there.
 
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from choral.base.text import grows, visible
 
@@ -38,16 +39,22 @@ def json_text(content: Any) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line for people on standard output."""
-    sys.stdout.write(_encodable(text, sys.stdout.encoding) + "\n")
+    """Print a text for people on standard output; in a terminal long lines break between words."""
+    _write(text, sys.stdout)
 
 
 def note(text: str) -> None:
-    """Print a sentence on standard error; in a terminal it breaks between words."""
-    line = _encodable(text, sys.stderr.encoding)
-    if sys.stderr.isatty():
-        line = textwrap.fill(line, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
-    sys.stderr.write(line + "\n")
+    """Print a text for people on standard error; in a terminal long lines break between words."""
+    _write(text, sys.stderr)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    lines = _encodable(text, stream.encoding).splitlines()
+    if stream.isatty():
+        width = get_terminal_size().columns
+        narrow = (line if len(line) <= width else re.sub(r"(?<=\S) {3,}", "  ", line) for line in lines)
+        lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in narrow]
+    stream.write("\n".join(lines) + "\n")
 
 
 def _encodable(text: str, encoding: str | None) -> str:
@@ -66,11 +73,12 @@ def _plain(text: str, style: str = "") -> "Text":
 def number(value: Any) -> str:
     """Return a value as a table cell.
 
-    >>> number(0.12345), number(1234567), number(3.2e12)
-    ('0.1235', '1,234,567', '3.2e+12')
+    >>> number(0.12345), number(21136.68), number(1234567), number(3.2e12)
+    ('0.1235', '21,137', '1,234,567', '3.2e+12')
     """
     if isinstance(value, float):
-        return f"{value:.2g}" if abs(value) >= 1e5 else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+        size = abs(value)
+        return f"{value:{'.4f' if size < 10 else '.2f' if size < 1e4 else ',.0f' if size < 1e9 else '.2g'}}"
     return f"{value:,}" if type(value) is int else "" if value is None else str(value)
 
 
@@ -88,7 +96,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
     for spare in SPARE:
         if spare in kept and 1 + sum(widths[c] for c in kept) > console.width:
             kept.remove(spare)
-    console.print(_plain(title), soft_wrap=True)
+    console.print(_plain(title), soft_wrap=not sys.stdout.isatty())
     shown, best = Table(), dict[str, Any]()
     for i, column in enumerate(kept):
         words = all(type(r.get(column)) is str for r in rows)

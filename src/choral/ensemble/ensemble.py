@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError
+from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, no_attribute
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -204,6 +204,13 @@ class Ensemble:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
         return self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
 
+    if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise AttributeError(no_attribute("an ensemble", name, [n for n in dir(self) if not n.startswith("_")]))
+
     @guarded
     def _outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:
         """Return what `outputs` returns for an array, up to rounding, at the price of a single call: nothing is prepared for others."""
@@ -284,7 +291,7 @@ class Ensemble:
         if table is not None and is_frame(x):
             y = table.targets(as_frame(x, "x"), path="x") if y is None else table.targets_of(y)
         if y is None:
-            raise InputError("y is None; give the labels or targets of x.")
+            raise InputError("y is None; give the labels or targets of x: evaluate(x, y).")
         return arranged(y, self._interface.columns, "y")
 
     @guarded

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from choral import metrics
 from choral.base.batches import tensor_of
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError, no_attribute
 from choral.base.text import html_table, number, text_table
 from choral.calibration import MemberSelection, StackingWeights
 from choral.calibration.members import Correction, Loss
@@ -440,10 +440,8 @@ class Prediction:
     def _task_has(self, name: str) -> Any:
         """Return the distribution if its task has something of this name."""
         if name not in self._found.offers:
-            offers = ", ".join((*self._found.offers, "members"))
-            raise AttributeError(
-                f"a prediction of {self.task} has no {name!r}; it has {offers}.{did_you_mean(name, self._found.offers)}"
-            )
+            offers = (*self._found.offers, "members", "scores", "to_frame")
+            raise AttributeError(no_attribute(f"a prediction of {self.task}", name, offers))
         return self._found
 
     def _like_y(self, values: Tensor, before: int = 1) -> Tensor:

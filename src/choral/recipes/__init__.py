@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choral.base.arguments import typed
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean, no_attribute
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
 from choral.recipes.batch_ensemble import batch_ensemble
@@ -193,7 +193,7 @@ def make(name: str, **options: Any) -> Recipe:
 
 
 def __getattr__(name: str) -> Any:
-    raise AttributeError(f"module 'choral.recipes' has no attribute {name!r}.{did_you_mean(name, METHODS)}")
+    raise AttributeError(no_attribute("choral.recipes", name, METHODS))
 
 
 def __dir__() -> list[str]:

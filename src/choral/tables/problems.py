@@ -89,7 +89,9 @@ def _from_table(
 ) -> Problem:
     where, name = ("the data frame", "table") if is_frame(data) else (str(data), Path(data).name)
     if said.target is None:
-        raise InputError(f"{where} is a table, so the column to predict must be named; add --target COLUMN.")
+        raise InputError(
+            f"{where} is a table, so the column to predict must be named: target='price' (--target price)."
+        )
     frame = as_frame(data) if is_frame(data) else read_table(Path(data))
     drop = said.drop
     if isinstance(weights, str):

@@ -124,7 +124,8 @@ class Judge:
         log, said = mean(prediction.score), "validation" if self.apart else "out-of-fold"
         said = f"{said} {prediction.score} {mean(prediction.score):.4f}"
         if "mse" in rows:
-            return log, mean("mse"), f"{said}, rmse {mean('mse') ** 0.5:.4g}"
+            rmse = mean("mse") ** 0.5
+            return log, mean("mse"), f"{said}, rmse {rmse:{',.0f' if rmse >= 1e4 else '.4g'}}"
         if "accuracy" in rows:
             return log, -mean("accuracy"), f"{said}, accuracy {mean('accuracy'):.4f}"
         return log, log, said

@@ -39,7 +39,7 @@ class StochasticDepth(nn.Dropout):
 
 _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
-DROPOUTS = (StochasticDepth, *_UNITS, *_ALPHA)
+DROPOUTS: tuple[type[nn.Module], ...] = (StochasticDepth, *_UNITS, *_ALPHA)
 _SATURATION = -1.7580993408473766  # of SELU, where alpha dropout sends what it drops
 
 
@@ -120,7 +120,7 @@ class Dropped(RowAware, Twin):
         """Return x with units or channels dropped."""
         if self.rate == 0:
             return x
-        whole = {StochasticDepth: x.dim() - 1, nn.FeatureAlphaDropout: x.dim() - 2}
+        whole: dict[type[nn.Module], int] = {StochasticDepth: x.dim() - 1, nn.FeatureAlphaDropout: x.dim() - 2}
         after = whole.get(self.kind, _UNITS.get(self.kind, 0))
         drawn = x if self.training else self.one_row(x)
         shape = (*drawn.shape[: x.dim() - after], *(1,) * after)  # one decision for all that a channel holds

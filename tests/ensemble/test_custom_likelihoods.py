@@ -96,7 +96,7 @@ def test_a_loss_trains_as_the_same_loop_by_hand_and_needs_its_function_back(tmp_
     assert back.evaluate(X, Y) == found
     with pytest.raises(RunError, match="fitted with the functions"):
         choral.load(tmp_path / "e.choral", likelihood=Loss(torch.dot))
-    with pytest.raises(RunError, match="fitted with the likelihood Loss, but likelihood is Huber"):
+    with pytest.raises(RunError, match="the likelihood Loss, but likelihood is Huber"):
         choral.load(tmp_path / "e.choral", likelihood=Huber())
 
 

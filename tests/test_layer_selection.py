@@ -132,7 +132,7 @@ class Unseen(nn.Module):
 
 @pytest.mark.parametrize("how", ["plain", "registered"])
 def test_layers_in_a_plain_list_are_refused(how):
-    with pytest.raises(InputError, match=r"kept in self\.layers of Unseen, where torch does not see them"):
+    with pytest.raises(InputError, match=r"kept in self\.layers of Unseen,"):
         choral.fit(lambda: Unseen(how), (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK))
     with pytest.raises(InputError, match=r"kept in self\.layers of Unseen"):
         choral.ensemble_of([Unseen(how), Unseen(how)], data=(X, Y))
@@ -202,7 +202,7 @@ def test_patterns_that_fit_nothing_are_refused():
         choral.fit(build, (X, Y), make("emp", budget=2, layers=("typo",), training=QUICK))
     recipe = make("single", budget=2, training=QUICK)
     penalty = objectives.L2(precision=5.0, include=("typo",))
-    with pytest.raises(InputError, match=r"L2: no parameter fits 'typo' in include; the network has 0\.weight"):
+    with pytest.raises(InputError, match=r"L2: no parameter fits 'typo'.*0\.weight"):
         choral.fit(
             build,
             (X, Y),

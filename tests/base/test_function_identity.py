@@ -165,7 +165,7 @@ def test_cycles_and_sizes_are_bounded():
 @pytest.mark.full
 def test_portraits_are_those_of_the_next_process():
     code = (
-        "from tests.base.test_portrait import AROUND, KINDS, named; from choral.base.values import Function\n"
+        "from tests.base.test_function_identity import AROUND, KINDS, named; from choral.base.values import Function\n"
         "print([Function.of(AROUND[a](KINDS[k](1))).digest for a in AROUND for k in KINDS])\n"
         "print([Function.of(named(KINDS[k](1))).digest for k in KINDS])"
     )

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 
 import choral
 from choral import models
+from choral.base import errors
 from choral.base.errors import ChoralError
 from choral.plan import Adam
 from choral.recipes import make
@@ -65,7 +67,7 @@ REFUSED = {
     ),
     "two arrays to compare on": (lambda: api.compare(build, (X, Y), ["single"]), r"\(x_train, y_train, x_test, y_test\)"),
     "the same seed twice": (lambda: api.compare(build, (X, Y, X, Y), ["single"], seed=(0, 0)), r"such as \(0, 1, 2\)"),
-    "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), "methods is empty"),
+    "no methods": (lambda: api.compare(build, (X, Y, X, Y), []), r"methods is \[\]"),
     "methods of another kind": (lambda: api.compare(build, (X, Y, X, Y), [3]), "3"),
     "too few epochs for a method": (
         lambda: api.compare(build, (X, Y, X, Y), ["single", "snapshot"], budget=1, training=QUICK), "snapshot: 1 epochs in all are too few"),
@@ -92,7 +94,7 @@ PREDICTED = {
     "too wide": (lambda e: e.predict(np.zeros((4, 7))), r"\(4, 7\)"),
     "one flat row": (lambda e: e.predict(X[0]), r"\(3,\)"),
     "words": (lambda e: e.predict([["a", "b", "c"]]), "not numbers"),
-    "nothing": (lambda e: e.predict(None), "None"),
+    "nothing": (lambda e: e.predict(None), "not numbers"),
     "NaN": (lambda e: e.predict(torch.full((2, 3), torch.nan)), "NaN"),
     "a batch of nothing": (lambda e: e.predict(X, batch_size=0), "batch_size is 0"),
     "an odd device": (lambda e: e.predict(X, device="warp"), "device is 'warp'"),
@@ -118,17 +120,23 @@ HINTED = {
     "lr of fit": (lambda: api.fit(build, (X, Y), ONE, lr=0.1), r"training=choral\.Training\(lr="),
     "lr of a recipe": (lambda: api.recipes.deep_ensemble(lr=0.1), r"training=choral\.Training\(lr="),
     "lr of a method by name": (lambda: make("snapshot", learning_rate=0.1), r"training=choral\.Training\(lr="),
-    "another word for lr": (lambda: training(learning_rate=0.1), r"Training\(lr="),
+    "another word for lr": (lambda: training(learning_rate=0.1), r"write lr="),
     "an optimizer of a recipe": (lambda: api.recipes.packed(optimizer="adam"), r"Training\(optimizer='adam'\)"),
     "batch_size of fit": (lambda: api.fit(build, (X, Y), ONE, batch_size=8), r"Training\(batch_size="),
     "epochs of fit": (lambda: api.fit(build, (X, Y), ONE, epochs=8), r"deep_ensemble\(epochs="),
     "scikit-learn's members": (lambda: api.fit(build, (X, Y), ONE, n_estimators=8), r"deep_ensemble\(members="),
-    "verbose": (lambda: api.fit(build, (X, Y), ONE, verbose=True), "progress=True or False"),
+    "verbose": (lambda: api.fit(build, (X, Y), ONE, verbose=True), "write progress="),
     "threads of fit": (lambda: api.fit(build, (X, Y), ONE, threads=2), r"compute=choral\.Compute\(threads="),
     "x and y apart": (lambda: api.fit(build, X, Y, ONE), r"give x and y as a pair: fit\(build, \(x, y\), recipe\)"),
     "options of fit_table": (
         lambda: api.fit_table(None, "t", verbose=1),
-        "fit_table has no argument 'verbose'; progress=",
+        "fit_table has no argument 'verbose'; write progress=",
+    ),
+    "scikit-learn's members of a recipe": (lambda: api.recipes.bagged(n_estimators=8), "write members="),
+    "a loss of fit": (lambda: api.fit(build, (X, Y), ONE, criterion=nn.MSELoss()), "write likelihood="),
+    "training and test rows apart": (
+        lambda: api.compare(build, (X, Y), (X, Y), ["single"]),
+        r"\(x, y, x_test, y_test\)",
     ),
 }
 
@@ -139,6 +147,25 @@ def test_words_that_people_try_are_answered_with_what_to_write(name):
     with pytest.raises(ChoralError, match=message) as caught:
         call()
     assert "overwrite" not in str(caught.value)
+
+
+def test_what_is_suggested_can_be_written():
+    offered = set(inspect.signature(choral.fit).parameters) | set(inspect.signature(choral.compare).parameters)
+    for write, where in errors.HINTS.values():
+        if ": " in where:
+            suggested = where.format(write.replace("...", "None")).partition(": ")[2]
+            with suppress(ChoralError) if "..." in write else nullcontext():  # a name that exists, without a value
+                eval(suggested.removeprefix("compute=").removeprefix("early_stopping="))
+        elif re.match(r"\w+=", write):
+            assert write.partition("=")[0] in offered
+
+
+@pytest.mark.parametrize("name", sorted(errors.ATTRIBUTES))
+def test_attributes_that_people_try_are_answered_with_what_to_write(name, fitted):
+    with pytest.raises(AttributeError, match=re.escape(errors.ATTRIBUTES[name])):
+        getattr(
+            api if name in ("predict", "evaluate", "save") else fitted.predict(X) if name != "scores" else fitted, name
+        )
 
 
 def test_a_misspelled_recipe_is_corrected_and_recipes_are_listed_alone():
