@@ -4,6 +4,7 @@ All of these are values, so they are saved with the ensemble. Augmentations draw
 place in the plan like everything else.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -93,6 +94,78 @@ class HorizontalFlip(Transform):
         return torch.where(keep.view(-1, *(1,) * (x.dim() - 1)), x, x.flip(-1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mixing(Transform, ABC):
+    """An augmentation that mixes each row with another, its partner; the loss is mixed in the same shares.
+
+    It is applied after all other transforms of training, one of them at most, and not where members read batches of their own.
+
+    Args:
+        alpha: shares of a row are drawn from Beta(alpha, alpha), one for each batch.
+    """
+
+    alpha: float = 1.0
+    only_training: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise InputError(f"alpha is {self.alpha}; give a number above 0.")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the batch as it is: rows are mixed where their targets are known."""
+        return x
+
+    def mixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mixed rows, the partner of each, and the share of its own target."""
+        one = torch.zeros((), device=x.device)
+        partners = draws.uniform((len(x),), like=one).argsort()
+        quantiles = _beta_quantiles(self.alpha).to(x.device)
+        share = quantiles[(draws.uniform((), like=one) * len(quantiles)).long()]
+        made, share = self._mix(x, x[partners], share)
+        return made, partners, share
+
+    @abstractmethod
+    def _mix(self, x: Tensor, other: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of two batches mixed, and the share of the first."""
+
+
+@functools.cache
+def _beta_quantiles(alpha: float, count: int = 4096) -> Tensor:
+    """Return the middle of each of so many equally likely parts of Beta(alpha, alpha)."""
+    grid = (torch.arange(1 << 18, dtype=torch.float64) + 0.5) / (1 << 18)
+    rise = ((alpha - 1) * (grid.log() + (-grid).log1p())).exp().cumsum(0)
+    middles = (torch.arange(count, dtype=torch.float64) + 0.5) / count * rise[-1]
+    return grid[torch.searchsorted(rise, middles).clamp_max(len(grid) - 1)].float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixup(Mixing):
+    """Rows become share * row + (1 - share) * partner.
+
+    Reference: Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018, arXiv:1710.09412.
+    """
+
+    def _mix(self, x: Tensor, other: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        return share.to(x.dtype) * x + (1 - share.to(x.dtype)) * other, share
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutMix(Mixing):
+    """A rectangle of each image, the same in the whole batch, comes from its partner.
+
+    Reference: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers", 2019, arXiv:1905.04899.
+    """
+
+    def _mix(self, x: Tensor, other: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        center = draws.uniform((2,), like=share)
+        inside = torch.ones(1, 1, dtype=torch.bool, device=x.device)
+        for axis, size in enumerate(x.shape[-2:]):
+            places = torch.arange(size, device=x.device) + 0.5
+            within = (places - center[axis] * size).abs() < 0.5 * size * (1 - share).sqrt()
+            inside = inside & (within[:, None] if axis == 0 else within[None])
+        return torch.where(inside, other, x), 1 - inside.to(share.dtype).mean()
+
+
 Transforms: TypeAlias = tuple[Transform, ...] | Mapping[str, tuple[Transform, ...]]
 """Transforms of one tensor, or those of some inputs among several, by key."""
 
@@ -139,6 +212,8 @@ def _transforms(given: Any, name: str) -> tuple[Transform, ...]:
         raise InputError(
             f"{name} is {given!r}; give transforms of choral.data, such as (Normalize(mean=..., std=...),)."
         )
+    if sum(isinstance(t, Mixing) for t in made) > 1:
+        raise InputError(f"{name} has several transforms that mix rows; give one of them.")
     return tuple(made)
 
 

@@ -1,6 +1,6 @@
 """Task: what stays the same over a whole run, checked before anything is trained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ from choral.base.batches import Batch
 from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, PlanError
 from choral.base.types import Build
-from choral.data.inputs import Transforms, prepare
+from choral.data.inputs import Mixing, Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
 from choral.engine.inspect import (
@@ -66,6 +66,15 @@ class Task:
     @cached_property
     def _own_batches(self) -> bool:
         return self.structure.own_batches
+
+    @cached_property
+    def _mixing(self) -> Mixing | None:
+        """The augmentation that mixes rows, if there is one."""
+        given = () if isinstance(self.transforms, Mapping) else self.transforms
+        found = next((t for t in given if isinstance(t, Mixing)), None)
+        if found is not None and self._own_batches:
+            raise InputError(f"{type(found).__name__} mixes rows of one batch, but members read batches of their own.")
+        return found
 
     @property
     def parameters(self) -> int:
@@ -130,6 +139,7 @@ class Task:
             return t.unflatten(0, (each, -1)) if by_member else t.expand(each, *t.shape)
 
         with self.autocast():
+            mixing, partners, share = self._mixing, None, None
             if self._own_batches:
                 joined = batches.mapped(lambda t: t.flatten(0, 1), x) if by_member else x
                 ready = batches.mapped(apart, self.prepared(joined, training=True))
@@ -137,14 +147,28 @@ class Task:
                 outputs = structure.unfold(network(inputs))
                 weights = weights if weights is None or by_member else apart(weights)
             else:
-                rows = y if weights is None else torch.arange(len(y), device=y.device)  # as members read them
-                inputs, targets = structure.feed(self.prepared(x, training=True), rows)
+                ready = self.prepared(x, training=True)
+                if mixing is not None and isinstance(ready, Tensor):
+                    ready, partners, share = mixing.mixed(ready)
+                straight = weights is None and partners is None
+                rows = y if straight else torch.arange(len(y), device=y.device)  # as members read them
+                inputs, targets = structure.feed(ready, rows)
                 outputs = self.run(network, inputs)
-                if weights is not None and targets is not None:
-                    targets, weights = y[targets], weights[targets]
         assert targets is not None
         wide = self.widened(outputs)
-        given = (wide, targets) if weights is None else (wide, targets, weights.to(wide.dtype))
+        if self._own_batches or straight:
+            return self._loss(wide, targets, weights, smoothing)
+        loss = self._loss(wide, y[targets], None if weights is None else weights[targets], smoothing)
+        if partners is None or share is None:
+            return loss
+        targets = partners[targets]
+        other = self._loss(wide, y[targets], None if weights is None else weights[targets], smoothing)
+        return share * loss + (1 - share) * other
+
+    def _loss(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float | Tensor | None
+    ) -> Tensor:
+        given = (outputs, targets) if weights is None else (outputs, targets, weights.to(outputs.dtype))
         if smoothing is None:
             return self.likelihood.loss(*given)
         none, half = (self.likelihood.smoothed(share).loss(*given) for share in (0.0, 0.5))
