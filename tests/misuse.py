@@ -295,7 +295,7 @@ def _objectives() -> Iterator[Row]:
         {},
         {"smoothing": (1.0, *SHARE), "class_weights": ((-1.0,), "a", 1.0), "axis": (0, "a"), "ignore": ("a",)},
     )
-    yield objectives.FixedGaussian, {}, {"precision": (0, -1, "a", NAN, ())}
+    yield objectives.FixedGaussian, {}, {"precision": (0, -1, "a", NAN)}
     yield objectives.LearnedGaussian, {}, {"floor": (-1, "a", NAN)}
     yield objectives.StudentT, {}, {"df": (2, "a", NAN), "floor": (-1,)}
     yield objectives.Quantiles, {}, {"levels": ((), (0.9, 0.1), (0.0, 0.5), "a", 0.5)}

@@ -184,7 +184,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     data = line(12)
     with pytest.raises(InputError, match="give one of them"):
         fitted(data, validation=0.2)
-    with pytest.raises(InputError, match=r"groups go with cv"):
+    with pytest.raises(InputError, match=r"cv=\(5, groups\)"):
         choral.fit(build, data, "single", groups=np.arange(12))  # type: ignore[call-arg]  # an argument that people try
     with pytest.raises(PlanError, match="a multiple of 5"):
         fitted(data, cv=5)

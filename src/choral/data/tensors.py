@@ -55,7 +55,8 @@ def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
         (given, "NaN or infinite values", "fill or drop these rows first"),
         (cast, reach, "scale them, or build the network in double precision"),
     ):
-        bad = (~torch.isfinite(found.reshape(len(found), -1)).all(1)).nonzero().flatten().tolist()
+        rows = torch.atleast_1d(found)
+        bad = (~torch.isfinite(rows.reshape(len(rows), -1)).all(1)).nonzero().flatten().tolist()
         if bad:
             raise InputError(f"{name} holds {what} in {len(bad)} row(s), the first at {bad[:5]}; {advice}.")
     return cast
