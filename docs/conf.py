@@ -44,7 +44,6 @@ myst_heading_anchors = 3
 suppress_warnings = ["config.cache", "myst.xref_missing"] if os.environ.get("CHORAL_DRAFT") else ["config.cache"]
 default_role = "code"
 autodoc_member_order, autodoc_typehints = "bysource", "none"
-autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 copybutton_exclude = ".linenos, .gp, .go"
 sphinx_gallery_conf = {
