@@ -186,16 +186,16 @@ def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tup
 
 @cache
 def code_of(method: str) -> str:
-    """Return a digest of the code of a recipe and of its structure, without comments and docstrings.
+    """Return a digest of the code of a recipe and of the classes of its structure, without comments and docstrings.
 
     A line is stale if it was made with other code. The digest says so without the history of the repository, which an archive or a
     shallow clone does not have; the commit is kept beside it.
     """
     build = METHODS[method].build
-    files = {Path(inspect.getfile(inspect.unwrap(build))), Path(inspect.getfile(type(build().structure)))}
+    classes = [c for c in type(build().structure).__mro__ if c.__module__.startswith("choral.structures")]
     state = hashlib.blake2b(digest_size=8)
-    for path in sorted(files):
-        tree = ast.parse(path.read_text())
+    for part in (inspect.getmodule(inspect.unwrap(build)), *classes):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(part)))  # type: ignore[arg-type]  # every function has a module
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
             if isinstance(body, list):
@@ -256,8 +256,9 @@ def new_lines(
                 "method": found["method"],
                 "code": code_of(found["method"]),
             }
+            settings = {n: found[n] for n in ("epochs", "draws", "rates", "parameters") if n in found}
             for split, values in enumerate(zip(*splits.values())):
-                yield head | own | {"seed": split, "measures": dict(zip(splits, values))}
+                yield head | own | {"seed": split, "measures": dict(zip(splits, values)), "settings": settings}
     factor = 1.0 if arguments.epochs is None else arguments.epochs / scale.epochs
     for seed in range(scale.seeds if arguments.seeds is None else arguments.seeds):
         for row in scale.rows:
@@ -461,6 +462,7 @@ def status(protocol: Protocol, results: Path) -> tuple[str, str]:
         there = len(grouped(protocol, own))
         wanted = len(scale.rows) or len(scale.names) * len({line["label"] for line in own})
         notes = [
+            command(protocol, name) if name == "quick" else "",
             f"stale: other code since {own[0]['commit'] or 'then'}" if stale else "",
             "; ".join(wrong),
             "; ".join(paired(protocol, own)),
@@ -505,7 +507,7 @@ def page(results: Path = TABLES) -> str:
         ", ".join(f"{n} {word}" for word, n in sorted(counts.items())) + ".",
         "",
         "- **reproduced**: at the paper's own size, its statements hold; or computed without training, and equal.",
-        "- **scaled**: at a size for two cores; the statements that are checked hold. Brackets hold the paper's numbers.",
+        "- **scaled**: at a size for two cores, or for one in minutes (`--scale quick`); the statements that are checked hold. Brackets hold the paper's numbers.",
         "- **differs**: a statement of the paper did not come out; which one is said.",
         "- **stale**: made with other code of the recipe than today's, or by an earlier command that kept no commit.",
         "- **open**: not run yet; the command and its hours on two cores.",

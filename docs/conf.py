@@ -28,7 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "tutorials/README.rst", "**/*.ipynb", "sg_execution_times.rst"]
+exclude_patterns = ["_build", "tutorials/README.rst", "**/*.ipynb", "**sg_execution_times.rst"]
 html_math_renderer = "mathml"  # read by browsers, without a script from elsewhere
 html_theme, html_title = "furo", "choral"
 html_static_path = ["_static"]

@@ -1,6 +1,7 @@
 """Ensemble Model Patching: Chang et al., 2019, arXiv:1905.09453."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ BY_SAMPLES = {
 }
 """PyramidNet on CIFAR-100, Tables 9 to 11."""
 SIZES: dict[str, dict[str, Any]] = {
+    "quick": {"network": "resnet8_narrow", "data": "cifar10", "points": 2_000, "epochs": 16, "draws": 20},
     "cpu": {"network": "resnet20_narrow", "data": "cifar10", "points": 15_000, "epochs": 16, "draws": 100},
     "paper": {"network": "pyramidnet", "data": "cifar100", "points": None, "epochs": 400, "draws": 200},
 }
@@ -65,7 +67,8 @@ def line(scale: str, label: str, name: str = "", paper: Any = None, samples: int
     """Return a line: a batch-normalized network on CIFAR, in the place of ImageNet at 'cpu'."""
     of, (method, options) = SIZES[scale], METHODS[label]
     stochastic = {} if method == "single" else {"draws": of["draws"]}
-    return Row(label=name or label, method=method, options=options | stochastic, training=TRAINING, epochs=of["epochs"],
+    training = replace(TRAINING, batch_size=32) if scale == "quick" else TRAINING
+    return Row(label=name or label, method=method, options=options | stochastic, training=training, epochs=of["epochs"],
                network=of["network"], data=of["data"], points=of["points"], augmented=True, draws=samples,
                paper=paper or {})  # fmt: skip
 
@@ -197,7 +200,9 @@ PROTOCOLS = (
     Protocol(id="emp-t3", title="Ensemble size and parameters", compute=ensemble_sizes,
              why="of the MLP the overhead and the power of K"),
     Protocol(id="emp-t4", title="ResNet-18 on ImageNet", measures=MEASURES, claims=CALIBRATED, why=IMAGENET,
-             cpu=_cpu(all_lines("cpu", TABLE_4), 4)),
+             cpu=_cpu(all_lines("cpu", TABLE_4), 4),
+             quick=Scale(rows=tuple(line("quick", n, paper=TABLE_4[n]) for n in ("Vanilla", "ECMP (BN+out)", "EMP (BN+out)")),
+                         epochs=16, hours=0.2, test_rows=2_000)),
     Protocol(id="emp-t5", title="Mean corruption error", measures=("mce",), why=f"{IMAGENET}, {SHARED}",
              cpu=_cpu(all_lines("cpu", TABLE_7), 1, **ROBUST),
              claims=(Claim(better="EMP (BN+out)", worse="Vanilla", measure="mce"),)),

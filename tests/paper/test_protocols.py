@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from benchmarks.protocols import PROTOCOLS
+from benchmarks.protocols import PROTOCOLS, packed
 from benchmarks.protocols.networks import NETWORKS
 from tests.paper.test_official import write_cifar10, write_uci
 
@@ -134,3 +135,18 @@ def test_a_trial_of_a_table_of_uci_sets_has_a_line_for_each_method_and_split(tmp
     labels = set(PROTOCOLS[name].figures["boston"])
     assert {(row["label"], row["seed"]) for row in rows} == {(label, split) for label in labels for split in (0, 1)}
     assert all(row["measures"]["rmse"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(("p", "std"), [(0.3, 0.5), (0.7, 2.0)])
+def test_the_divergence_of_a_masked_layer_is_that_of_drawn_masks(p, std):
+    """Proposition C.1: moments of a masked sum by drawing masks and inputs, then the divergence of two Gaussians."""
+    rng = np.random.default_rng(0)
+    inputs, weight, mean = 64, 0.1, 0.1
+    each = std / (weight * inputs**0.5)  # of one input, so that the output has the deviation std
+    kept = rng.random((100_000, inputs)) < p
+    z = (weight * kept * (mean + each * rng.standard_normal(kept.shape))).sum(1)
+    exact, most = packed.divergence(p, std)
+    found = 0.5 * (np.log(z.var() / std**2) + (std**2 + (inputs * weight * mean - z.mean()) ** 2) / z.var() - 1)
+    assert found == pytest.approx(exact, rel=0.03)
+    assert exact <= most
+    assert packed.divergence(1.0, std) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
