@@ -88,14 +88,14 @@ _NUMBER = re.compile(r"-?\d+\.?\d*")
 
 
 def agree(printed: str, shown: str) -> None:
-    """Compare what a snippet prints with what its page shows: the same words, and numbers within 2 % or one unit.
+    """Compare what a snippet prints with what its page shows: the same words, and numbers within 5 % or one unit.
 
     Training amplifies the last bits of sums, which differ between kinds of processors.
     """
     assert _NUMBER.sub("#", printed).split() == _NUMBER.sub("#", shown).split()
     for own, other in zip(_NUMBER.findall(printed), _NUMBER.findall(shown)):
         unit = 10.0 ** -len(other.partition(".")[2])
-        assert abs(float(own) - float(other)) <= max(1.01 * unit, 0.02 * abs(float(other)))
+        assert abs(float(own) - float(other)) <= max(1.01 * unit, 0.05 * abs(float(other)))
 
 
 @pytest.mark.slow
