@@ -274,8 +274,6 @@ def _inspected(task: Task, source: Source, recipe: Recipe, plain: Plain) -> Find
     found = inspect_training(network, task.structure, plain, loss, rows=rows and len(y), link=task.likelihood.link)
     if together is not None:
         check_alone(network, task.structure, plain.ready(x), together)
-    if isinstance(network, Joint) and network.is_cut and "matmul" not in task.blueprint.interface.avoids:
-        raise CutError("members cannot be folded into the batch of this network.")
     lost = lost_weights(task.blueprint, recipe)
     return replace(found, doubts=(lost, *found.doubts)) if lost else found
 

@@ -28,10 +28,9 @@ from torch.overrides import TorchFunctionMode
 from choral.base import batches, devices, draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.base.order import evaluating
 from choral.layers.convert import call_with, holds, plain_network, ties_of
 from choral.layers.functional import BATCH_NORMS, spatial
-from choral.layers.joint.layers import CutError, Foldable, fold, unfold
+from choral.layers.joint.layers import Foldable, fold, unfold
 
 # vmap runs a few operations, such as pooling with channels last, member by member and warns of their speed in every network
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
@@ -81,8 +80,6 @@ class Joint(nn.Module):
         self._ties = ties_of(network)
         self._trunk = 0 if own_inputs else _common(network, self.stacked)
         self._asked = kernel
-        self.is_cut = False  # whether forward code was seen to take parts of a batch, or to put another axis before it
-        self._tried: set[int] = set()  # numbers of rows for which it was not
         self._avoided: tuple[str, ...] = ()
         self.choose_kernel()
 
@@ -92,18 +89,15 @@ class Joint(nn.Module):
         return self._asked == "auto"
 
     def avoid(self, kernels: tuple[str, ...]) -> None:
-        """Leave out kernels that a dry run showed to give something else than members alone.
-
-        Where a kernel was asked for, only members that cannot be folded are run one after the other instead.
-        """
-        self.is_cut = "matmul" in kernels
-        self._avoided = tuple(k for k in kernels if self.is_open)
-        if self.kernel in self._avoided:
+        """Leave out kernels that a dry run showed to give something else than members alone."""
+        self._avoided = kernels
+        if self.kernel in kernels:
             self.choose_kernel()
 
     def choose_kernel(self) -> None:
         """Take the kernel that was asked for; where that is left open, the usual one for the device the network is on."""
-        self.kernel = usual_kernel(self) if self.is_open else self._asked
+        asked = "loop" if self._asked in self._avoided else self._asked
+        self.kernel = usual_kernel(self) if self.is_open else asked
         if self.kernel not in KERNELS:
             raise InputError(f"kernel is {self.kernel!r}; give one of {', '.join(KERNELS)} or auto.")
         obstacle = "" if self.is_open else self.obstacle(self.kernel)
@@ -180,32 +174,9 @@ class Joint(nn.Module):
             return mapped(params, buffers, index, x)
 
     def _matmul(self, x: Batch) -> Tensor:
-        """Run members folded into the batch; one after the other where forward code takes parts of it, or computes time first.
-
-        Another number of rows may divide the axis that comes first, which would mix members without an error: one error decides for all.
-        """
+        """Run members folded into the batch; raises CutError where forward code takes parts of it."""
         rows = batches.leaves(x)[0].shape[1 if self.own_inputs else 0]
-        if (
-            self.training and not self.is_cut and rows not in self._tried
-        ):  # a pass in training mode cannot be taken back
-            with evaluating(self.network), torch.no_grad(), draws.keyed(0):
-                self._try(x, rows)
-        if self.training and not self.is_cut:
-            return self._folded(x, rows)
-        outputs = None if self.is_cut else self._try(x, rows)
-        return self._loop(x) if outputs is None else outputs
 
-    def _try(self, x: Batch, rows: int) -> Tensor | None:
-        """Return the outputs of folded members; None where they cannot be folded."""
-        try:
-            outputs = self._folded(x, rows)
-        except CutError:
-            self.is_cut = True
-            return None
-        self._tried.add(rows)
-        return outputs
-
-    def _folded(self, x: Batch, rows: int) -> Tensor:
         def folded(t: Tensor) -> Tensor:
             return fold(t if self.own_inputs else t.expand(self.members, *t.shape))
 
