@@ -161,7 +161,7 @@ HOSTILE = {
     "widths": (put("network", "arguments", "hidden", [40_000, 40_000]), "parameters = 6,401,120,008"),
     "inputs": (put("network", "arguments", "inputs", 10**15), "network.inputs = 1,000,000,000,000,000"),
     "forms": (put("forms", [None] * 10**6), "lists 1,000,000 networks in forms but holds tensors of 2"),
-    "text": (put("network", "arguments", "hidden", "abc"), "hidden='abc' is not accepted"),
+    "text": (put("network", "arguments", "hidden", "abc"), "hidden is 'abc'"),
     "name": (put("network", "name", "os.system"), "not in the model zoo"),
     "combine": (put("recipe", "combine", "nonsense"), "combine is 'nonsense'"),
     "temperature": (put("posthoc", 0, "temperatures", [0.0]), "temperatures are"),

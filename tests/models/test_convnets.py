@@ -2,7 +2,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from choral.base.errors import InputError
 from choral.models import alexnet_cifar, lenet
 
 
@@ -29,20 +28,6 @@ def test_lenet_equals_the_formula(channels, side):
     torch.testing.assert_close(network(x), F.linear(h, w["classifier.weight"], w["classifier.bias"]))
 
 
-def test_lenet_refuses_images_that_are_too_small():
-    with pytest.raises(InputError, match=r"lenet: side=8.*5x5.*at least 16x16"):
-        lenet(channels=1, side=8)
-    with pytest.raises(InputError, match="side=15"):
-        lenet(side=15)
-
-
-@pytest.mark.parametrize("arguments", [{"size": "XL"}, {"size": 5}, {"classes": 0}, {"channels": None}, {"side": "32"}])
-def test_lenet_refuses_impossible_arguments(arguments):
-    (name,) = arguments
-    with pytest.raises(InputError, match=f"lenet: {name}="):
-        lenet(**arguments)
-
-
 def test_alexnet_has_its_layers():
     with torch.device("meta"):
         network = alexnet_cifar()
@@ -66,8 +51,3 @@ def test_alexnet_equals_the_formula(side):
     for i in (1, 2):
         h = F.silu(F.linear(h, w[f"fc{i}.weight"], w[f"fc{i}.bias"]))
     torch.testing.assert_close(network(x), F.linear(h, w["classifier.weight"], w["classifier.bias"]))
-
-
-def test_alexnet_refuses_images_that_are_too_small():
-    with pytest.raises(InputError, match="alexnet_cifar: side=3"):
-        alexnet_cifar(side=3)

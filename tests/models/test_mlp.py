@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from choral.base.errors import InputError
 from choral.models import mlp
 
 
@@ -47,20 +46,3 @@ def test_the_uci_networks_have_their_sizes():
     assert sum(p.numel() for p in mlp(8, 1, hidden=(50,)).parameters()) == 8 * 50 + 50 + 51
     assert sum(p.numel() for p in mlp(8, 1, hidden=(50, 50)).parameters()) == 450 + 50 * 51 + 51
     assert sum(p.numel() for p in mlp(8, 1, norm="batch").parameters()) == 501 + 100
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"inputs": 0}, "mlp: inputs=0"),
-        ({"outputs": 1.5}, r"mlp: outputs=1\.5"),
-        ({"hidden": 50}, "mlp: hidden=50 is not accepted; give a tuple"),
-        ({"hidden": (50, -1)}, r"mlp: hidden\[1\]=-1"),
-        ({"activation": "rleu"}, "mlp: activation='rleu'.*Did you mean 'relu'"),
-        ({"norm": "bach"}, "mlp: norm='bach'.*Did you mean 'batch'"),
-        ({"dropout": 1.0}, r"mlp: dropout=1\.0"),
-    ],
-)
-def test_impossible_arguments_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        mlp(**{"inputs": 3, "outputs": 1, **arguments})

@@ -177,17 +177,14 @@ def test_rebuild_refuses_what_is_not_in_the_zoo():
 
 
 def test_rebuild_refuses_wrong_arguments():
-    with pytest.raises(InputError, match=r"lenet: .*unexpected keyword argument 'clases'.*Did you mean 'classes'"):
+    with pytest.raises(InputError, match=r"lenet has no argument 'clases'.*Did you mean 'classes'"):
         rebuild({"name": "lenet", "arguments": {"clases": 10}})
-    with pytest.raises(InputError, match="mlp: missing a required argument: 'outputs'"):
+    with pytest.raises(InputError, match=r"mlp.*outputs"):
         rebuild({"name": "mlp", "arguments": {"inputs": 3}})
-    with pytest.raises(InputError, match="lenet: classes='ten' is not accepted"):
+    with pytest.raises(InputError, match="lenet: classes is 'ten'"):
         rebuild({"name": "lenet", "arguments": {"classes": "ten"}})
     with pytest.raises(InputError, match=r"lenet: size=\{\} cannot be remembered"):
         rebuild({"name": "lenet", "arguments": {"size": {}}})
-    for arguments in (None, [1], {1: 2}):
-        with pytest.raises(InputError, match="give a dict from argument names"):
-            rebuild({"name": "lenet", "arguments": arguments})
 
 
 @pytest.mark.full

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from choral.base.errors import InputError
 from choral.models import cnn_lstm
 from choral.models.recurrent import Lstm
 
@@ -62,9 +61,3 @@ def test_it_is_by_default_the_network_of_the_published_reference():
     with torch.device("meta"):
         network = cnn_lstm()
     assert sum(p.numel() for p in network.parameters()) == 2_700_098
-
-
-@pytest.mark.parametrize("name", ["vocabulary", "classes", "embedding", "filters", "units"])
-def test_impossible_arguments_are_refused(name):
-    with pytest.raises(InputError, match=f"cnn_lstm: {name}=0"):
-        cnn_lstm(**{name: 0})

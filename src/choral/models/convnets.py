@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch import nn
 
-from choral.base.errors import InputError
 from choral.models.spec import zoo
 
 _LENET_WIDTHS = {
@@ -38,11 +37,6 @@ def lenet(
     >>> sum(p.numel() for p in lenet("S").parameters())
     253290
     """
-    if side < 16:
-        raise InputError(
-            f"side={side} leaves nothing after two 5x5 convolutions and two poolings; "
-            "give images of at least 16x16, or use resnet_cifar, vit or mlp for smaller ones."
-        )
     *convolutions, fc1, fc2 = _LENET_WIDTHS[size]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (inputs, outputs) in enumerate(pairwise((channels, *convolutions)), start=1):
@@ -70,8 +64,6 @@ def alexnet_cifar(*, classes: int = 10, channels: int = 3, side: int = 32) -> nn
     Reference: Wilson et al., "Evaluating Approximate Inference in Bayesian Deep Learning", NeurIPS 2021 competition,
     PMLR 176; the network of its CIFAR-10 track.
     """
-    if side < 4:
-        raise InputError(f"side={side} is not accepted; give images of at least 4x4.")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width = channels
     for i, (filters, kernel) in enumerate(((64, 3), (128, 3), (256, 2), (128, 2), (64, 2)), start=1):
@@ -111,8 +103,6 @@ def cnn28(*, classes: int = 7, channels: int = 3, side: int = 28) -> nn.Module:
     >>> sum(p.numel() for p in cnn28().parameters())
     16071
     """
-    if side < 4:
-        raise InputError(f"side={side} is not accepted; give images of at least 4x4.")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (inputs, outputs) in enumerate(pairwise((channels, 16, 32)), start=1):
         layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, 3, padding=1)

@@ -9,12 +9,13 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, get_args, get_origin
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec
 
 from torch import nn
 
-from choral.base.errors import InputError, did_you_mean
+from choral.base.arguments import bound, typed
+from choral.base.errors import InputError
 
 Activation = Literal["relu", "tanh", "sigmoid", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -83,42 +84,16 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def _check(name: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Raise for a count below 1 (or 0, where that is the default), a dropout rate outside [0, 1) and an unknown word."""
-    hint, accepted = parameter.annotation, get_args(parameter.annotation)
-    least = 0 if parameter.default == 0 else 1
-    if hint == Sequence[int] and type(value) is not list:
-        raise InputError(f"{name}={value!r} is not accepted; give a tuple of whole numbers such as (50, 50).")
-    for i, number in enumerate(value) if hint == Sequence[int] else [(0, value)] if hint is int else ():
-        if type(number) is not int or number < least:
-            at = name if hint is int else f"{name}[{i}]"
-            raise InputError(f"{at}={number!r} is not accepted; give a whole number of at least {least}.")
-    if name == "dropout" and (type(value) not in (int, float) or not 0 <= value < 1):
-        raise InputError(f"{name}={value!r} is not accepted; give a number from 0 (none) to below 1.")
-    if get_origin(hint) is Literal and value not in accepted:
-        near = did_you_mean(str(value), [word for word in accepted if word is not None])
-        raise InputError(f"{name}={value!r} is not accepted; give one of {', '.join(map(repr, accepted))}.{near}")
-
-
 def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Module]:
-    """Make a builder check its arguments and leave its name and arguments, defaults included, on the network it returns.
-
-    Errors about arguments get the builder's name in front.
-    """
-    signature = inspect.signature(build)
+    """Make a builder check its arguments and leave its name and arguments, defaults included, on the network it returns."""
+    signature, made = inspect.signature(build), typed(build)
 
     @functools.wraps(build)
     def remember(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> nn.Module:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        try:
-            arguments = {name: _plain(name, value) for name, value in bound.arguments.items()}
-            for name, value in arguments.items():
-                _check(name, value, signature.parameters[name])
-            bound.arguments.update({name: _tuples(value) for name, value in arguments.items()})
-            network = build(*bound.args, **bound.kwargs)
-        except InputError as error:
-            raise InputError(f"{build.__name__}: {error}") from None
+        given = bound(build.__name__, signature, args, kwargs)
+        given.apply_defaults()
+        arguments = {name: _plain(f"{build.__name__}: {name}", value) for name, value in given.arguments.items()}
+        network = made(**{name: _tuples(value) for name, value in arguments.items()})  # type: ignore[call-arg]  # all by name
         setattr(network, _ATTRIBUTE, {"name": build.__name__, "arguments": arguments})
         return network
 

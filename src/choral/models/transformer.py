@@ -51,12 +51,6 @@ def _initialized(network: nn.Module) -> nn.Module:
     return network
 
 
-def _encoder(width: int, depth: int, heads: int, hidden: int, dropout: float) -> list[EncoderBlock]:
-    if width % heads:
-        raise InputError(f"heads={heads} does not divide width={width}; give a divisor of {width}.")
-    return [EncoderBlock(width, heads, hidden, dropout) for _ in range(depth)]
-
-
 class VisionTransformer(nn.Module):
     """Patches as tokens with learned positions, encoder blocks, the mean over tokens, a linear layer."""
 
@@ -109,7 +103,7 @@ def vit(
     """
     if side % patch:
         raise InputError(f"patch={patch} does not divide side={side}; give a divisor of {side}.")
-    blocks = _encoder(width, depth, heads, hidden, dropout)
+    blocks = [EncoderBlock(width, heads, hidden, dropout) for _ in range(depth)]
     return _initialized(VisionTransformer(blocks, (side // patch) ** 2, patch, channels, width, classes))
 
 
@@ -169,5 +163,5 @@ def transformer(
 
     Differs from the paper: LayerNorm before each half of a block, learned positions, GELU.
     """
-    blocks = _encoder(width, depth, heads, hidden, dropout)
+    blocks = [EncoderBlock(width, heads, hidden, dropout) for _ in range(depth)]
     return _initialized(TextTransformer(blocks, vocabulary, length, width, classes))
