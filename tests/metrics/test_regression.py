@@ -139,7 +139,7 @@ def test_wrong_arguments_are_refused() -> None:
         crps(means, -variances, targets)
     with pytest.raises(InputError, match="expand_as"):
         mixture_nll(means, variances[:1], targets)
-    with pytest.raises(InputError, match="equal sizes"):
+    with pytest.raises(InputError, match="they must be"):
         rmse(means, targets.unsqueeze(1))  # (4, 6) against (6, 1) would broadcast to nonsense
     with pytest.raises(InputError, match="NaN"):
         rmse(means, targets * math.nan)

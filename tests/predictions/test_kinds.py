@@ -196,7 +196,7 @@ def test_every_kind_gives_what_whoever_judges_it_asks_for(likelihood, width, y):
     assert set(p.shown) <= scores.keys()
     assert p.score in p.brief(targets)
     assert p.brief(targets)[p.score] == pytest.approx(scores[p.score], rel=1e-5)
-    assert p.alarm in p.alarms()
+    assert p.alarming[0] in p.alarms()
     assert all(v.shape == (4,) for v in p.alarms().values())
     assert p.sureness()[1].shape == (4,)
     assert p.likeness(targets)[1].shape == (3, 3)

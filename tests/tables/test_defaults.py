@@ -10,8 +10,8 @@ from choral.base.errors import InputError
 from choral.cli.options import Reading, Settings, Watching, prepare_fit
 from choral.data.problems import Problem
 from choral.plan import AdamW
-from choral.recipes import make
-from choral.tables.defaults import default_model, factory, is_table, stopping, training_for, usual
+from choral.tables.defaults import default_model, epochs_of, factory, is_table, stopping, training_for
+from choral.tables.fit import prepared
 
 
 def problem(rows=400, shape=(5,), image_shape=None, dtype=np.float32):
@@ -38,12 +38,12 @@ def test_a_member_has_its_whole_training_however_many_there_are():
     p = problem()
     training = training_for(p, model="tabular")
     assert isinstance(training.optimizer, AdamW)
-    assert usual(p, None, training, model="tabular").epochs == 8 * 600
-    assert usual(p, make("bagged", members=3).plan, training, model="tabular").epochs == 3 * 300
-    assert usual(p, make("packed").plan, training, model="tabular").epochs == 300
+    assert epochs_of(p, training, model="tabular", most=600) == 600
+    assert epochs_of(p, training, model="mlp", most=600) is None
     large = problem(rows=200_000, shape=(1,))
-    assert usual(large, make("packed").plan, training_for(large, model="tabular"), model="tabular").epochs == 96
-    assert usual(p, None, training, model="mlp").validation is None
+    assert epochs_of(large, training_for(large, model="tabular"), model="tabular", most=600) == 96
+    assert prepared(p, method="bagged", members=3).recipe.epochs == 3 * 300
+    assert prepared(p, method="packed").recipe.epochs == 300
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,17 @@ def short(name: str, most: int = 60) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a value of a table as text: four digits of a real number, anything else on one short line.
+    """Return a value as a cell of a table: real numbers rounded, None as nothing.
 
-    >>> number(0.123456), number(3), number("Ulm")
-    ('0.1235', '3', 'Ulm')
+    >>> number(0.12345), number(21136.68), number(1234567), number(3.2e12), number(1e-5), number("Ulm")
+    ('0.1235', '21,137', '1,234,567', '3.2e+12', '1e-05', 'Ulm')
     """
-    return f"{value:.4g}" if isinstance(value, float) else short(str(value), 20)
+    if isinstance(value, float):
+        size = abs(value)
+        if size and not 1e-3 <= size < 1e9:
+            return f"{value:.2g}"
+        return f"{value:{'.4f' if size < 10 else '.2f' if size < 1e4 else ',.0f'}}"
+    return f"{value:,}" if type(value) is int else "" if value is None else str(value)
 
 
 _GROWING = ("accuracy", "auroc", "average_precision", "exact_match", "f1", "r2")

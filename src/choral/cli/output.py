@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
 
-from choral.base.text import grows, visible
+from choral.base.text import grows, number, visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -68,18 +68,6 @@ def _plain(text: str, style: str = "") -> "Text":
     from rich.text import Text
 
     return Text(visible(text), style=style)
-
-
-def number(value: Any) -> str:
-    """Return a value as a table cell.
-
-    >>> number(0.12345), number(21136.68), number(1234567), number(3.2e12)
-    ('0.1235', '21,137', '1,234,567', '3.2e+12')
-    """
-    if isinstance(value, float):
-        size = abs(value)
-        return f"{value:{'.4f' if size < 10 else '.2f' if size < 1e4 else ',.0f' if size < 1e9 else '.2g'}}"
-    return f"{value:,}" if type(value) is int else "" if value is None else str(value)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:

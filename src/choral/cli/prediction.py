@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError, did_you_mean
+from choral.base.text import number
 from choral.cli.options import Json, Saved
 from choral.cli.output import json_text, note, say, write_json
 
@@ -65,8 +66,7 @@ def predict(
     if json:
         sys.stdout.write(_records(found))
     elif out is None and sys.stdout.isatty():
-        rounded = lambda v: f"{v:.4f}" if abs(v) < 10 else f"{v:,.2f}"  # noqa: E731
-        with pd.option_context("display.max_columns", 0, "display.float_format", rounded):  # 0: as many as fit
+        with pd.option_context("display.max_columns", 0, "display.float_format", number):  # 0: as many as fit
             say(repr(found[:_SHOWN].set_index("row")))
         say(f"{min(len(found), _SHOWN)} of {len(found):,} rows, rounded; --out predictions.csv writes all of them.")
     elif out is None:

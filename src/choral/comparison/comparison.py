@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from choral.base import arguments
 from choral.base.errors import InputError
-from choral.base.text import grows, html_table, text_table
+from choral.base.text import grows, html_table, number, text_table
 from choral.engine.files import write_bytes
 
 MEASURES = {
@@ -232,12 +232,12 @@ class Comparison:
 
     def _cell(self, row: Mapping[str, Any], name: str, joint: str) -> str:
         spread = self.deviations.get(str(row["method"]), {}).get(name)
-        return _text(row.get(name)) + ("" if spread is None else f"{joint}{_text(spread)}")
+        return number(row.get(name)) + ("" if spread is None else f"{joint}{number(spread)}")
 
     def _cells(self) -> list[list[str]]:
         names = [*_HEAD, *self.shown, "parameters", "train_seconds"]
         return [names] + [
-            [self._cell(row, n, " ± ") if n in self.shown else _text(row.get(n)) for n in names] for row in self.rows
+            [self._cell(row, n, " ± ") if n in self.shown else number(row.get(n)) for n in names] for row in self.rows
         ]
 
     def __str__(self) -> str:
@@ -270,12 +270,6 @@ def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
     by_seed = {str(seed): part.rows for seed, part in parts.items()}
     details = first.details | {"deviations": deviations, "differences": differences, "by_seed": by_seed}
     return Comparison(rows, settings, details)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
 
 
 def _kept(text: str, path: str | Path | None) -> str:

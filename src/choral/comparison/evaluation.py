@@ -182,7 +182,12 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     found["histograms"] = histograms(prediction, other)
     if other is not None:
         told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
-        found["ood"] = {"name": trial.ood_name, "rows": count_rows(trial.ood), "best": prediction.alarm, "scores": told}
+        found["ood"] = {
+            "name": trial.ood_name,
+            "rows": count_rows(trial.ood),
+            "best": prediction.alarming[0],
+            "scores": told,
+        }
     return found
 
 

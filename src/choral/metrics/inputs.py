@@ -100,20 +100,16 @@ def mixture_log(log_scores: Tensor, weights: Tensor | None) -> Tensor:
 
 def checked_regression(means: Tensor, variances: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return means, variances and targets as float64 of matching shapes (variances all 0 when None is given)."""
-    means = checked_finite(means, "means")
-    targets = checked_finite(targets, "targets").to(means.device)
-    if means.shape[1:] != targets.shape or not means.numel():
+    given = {
+        "means": means,
+        "variances": torch.zeros_like(means) if variances is None else variances,
+        "targets": targets,
+    }
+    means, variances, targets = (checked_finite(values, name).to(means.device) for name, values in given.items())
+    if not means.shape == variances.shape == (len(means), *targets.shape) or not means.numel():
         raise InputError(
-            f"means has shape {tuple(means.shape)} and targets {tuple(targets.shape)}; they must be "
-            "(member, batch, ...) and (batch, ...) with equal sizes after the member axis."
-        )
-    if variances is None:
-        return means, torch.zeros_like(means), targets
-    variances = checked_finite(variances, "variances").to(means.device)
-    if variances.shape != means.shape:
-        raise InputError(
-            f"variances has shape {tuple(variances.shape)} and means {tuple(means.shape)}; they must be equal. "
-            "Expand a shared variance with variances.expand_as(means)."
+            f"means has shape {tuple(means.shape)}, variances {tuple(variances.shape)} and targets {tuple(targets.shape)}; they must be "
+            "(member, batch, ...) twice and (batch, ...); expand a shared variance with variances.expand_as(means)."
         )
     if float(variances.min()) < 0:
         raise InputError(f"variances goes down to {float(variances.min()):.4g}; a variance is never negative.")

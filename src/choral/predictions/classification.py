@@ -48,9 +48,9 @@ class Probabilities(Predictive):
         "sets",
     )
     shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
+    followed: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece")
     unsure: ClassVar[str] = "entropy"
     alarming: ClassVar[tuple[str, ...]] = ("entropy", "mutual_information", "aleatoric")
-    alarm: ClassVar[str] = "entropy"
 
     logits: Tensor
 
@@ -294,14 +294,9 @@ class Classification(Probabilities):
             found |= {n: v for n, v in means_of(self.row_scores(targets)).items() if n not in found}
         return found
 
-    def brief(self, targets: Tensor) -> dict[str, float]:
-        """Return accuracy, nll and ece."""
-        probs, labels = self._flat(self.probs, targets)
-        return {
-            "accuracy": metrics.accuracy(probs, labels),
-            "nll": metrics.nll(probs, labels),
-            "ece": metrics.ece(probs, labels),
-        }
+    def joint_scores(self, targets: Tensor) -> dict[str, float]:
+        """Return the calibration."""
+        return {"ece": metrics.ece(*self._flat(self.probs, targets))}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the reliability table, how well each class is told, and the rows whose class had the least probability."""
@@ -348,7 +343,6 @@ class MultiLabel(Probabilities):
 
     task: ClassVar[str] = "labels"
     alone: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
-    followed: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
     rules: ClassVar[tuple[str, ...]] = ("labels",)
     accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
 
@@ -424,13 +418,9 @@ class MultiLabel(Probabilities):
         probs = self.probs.double().flatten()
         return torch.stack([1 - probs, probs], -1), targets.long().flatten()
 
-    def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the means of `row_scores`, calibration over all labels, and the measures of members alone."""
-        return super().scores(targets) | {"ece": metrics.ece(*self._two_classes(targets))}
-
-    def brief(self, targets: Tensor) -> dict[str, float]:
-        """Return accuracy, nll and ece."""
-        return super().brief(targets) | {"ece": metrics.ece(*self._two_classes(targets))}
+    def joint_scores(self, targets: Tensor) -> dict[str, float]:
+        """Return the calibration over all labels."""
+        return {"ece": metrics.ece(*self._two_classes(targets))}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the reliability table over all labels, and of a single label how well its two classes are told."""

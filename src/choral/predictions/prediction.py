@@ -19,7 +19,7 @@ from torch import Tensor
 from choral import metrics
 from choral.base.batches import tensor_of
 from choral.base.errors import InputError, no_attribute
-from choral.base.text import html_table, number, text_table
+from choral.base.text import html_table, number, short, text_table
 from choral.calibration import MemberSelection, StackingWeights
 from choral.calibration.members import Correction, Loss
 
@@ -32,8 +32,8 @@ class Predictive(ABC):
     `choral.Prediction` shows of it, the array it stands for first; `like_targets`, whether that has the shape of targets;
     `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `alone`, the scores of members that `scores`
     tells too; `followed`, those of `brief`; `unsure`, what says how sure it is;
-    `alarming`, what `alarms` returns, and `alarm`, the best score of out-of-distribution inputs; `rules`, the names of its conformal rules, the
-    usual one first; `accepts`, the corrections it takes.
+    `alarming`, what `alarms` returns, the best score of out-of-distribution inputs first; `rules`, the names of its conformal rules, the usual
+    one first; `accepts`, the corrections it takes.
 
     Args:
         weights: weight of each member, uniform if None.
@@ -51,7 +51,6 @@ class Predictive(ABC):
     alone: ClassVar[tuple[str, ...]] = ()
     followed: ClassVar[tuple[str, ...]]
     alarming: ClassVar[tuple[str, ...]]
-    alarm: ClassVar[str]
     rules: ClassVar[tuple[str, ...]] = ()
     accepts: ClassVar[tuple[type[Correction], ...]] = ()
 
@@ -204,9 +203,13 @@ class Predictive(ABC):
 
     def scores(self, targets: Tensor) -> dict[str, float]:
         """Return every scalar measure (see `choral.metrics`): of the ensemble, and as `member_...` of members alone, each the mixture of its draws."""
-        found = means_of(self.row_scores(targets))
+        found = means_of(self.row_scores(targets)) | self.joint_scores(targets)
         each = [means_of(self.of_rows(rows).row_scores(targets)) for rows in self.rows_by_member() if self.alone]
         return found | {f"member_{n}": sum(one[n] for one in each) / len(each) for n in self.alone if n in found}
+
+    def joint_scores(self, targets: Tensor) -> dict[str, float]:
+        """Return those measures that are no means over points."""
+        return {}
 
     @abstractmethod
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
@@ -218,7 +221,7 @@ class Predictive(ABC):
 
     def brief(self, targets: Tensor) -> dict[str, float]:
         """Return the few measures that are followed while members are added or inputs corrupted; `score` is among them."""
-        found = means_of(self.row_scores(targets))
+        found = means_of(self.row_scores(targets)) | self.joint_scores(targets)
         return {name: found[name] for name in self.followed}
 
     @abstractmethod
@@ -433,7 +436,7 @@ class Prediction:
         except InputError:
             return []
         shown = list(columns)[:_COLUMNS]
-        rows = [[number(columns[name][i]) for name in shown] for i in range(min(len(self), _ROWS))]
+        rows = [[short(number(columns[name][i]), 20) for name in shown] for i in range(min(len(self), _ROWS))]
         more = ["..."] * (len(columns) > len(shown))
         return [[*shown, *more], *([*row, *more] for row in rows)]
 
@@ -467,7 +470,6 @@ class Outputs(Predictive):
     shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
     followed: ClassVar[tuple[str, ...]] = ("loss",)
     alarming: ClassVar[tuple[str, ...]] = ("spread",)
-    alarm: ClassVar[str] = "spread"
     mixes: ClassVar[bool] = False
     offers: ClassVar[tuple[str, ...]] = ("mean", "std")
     accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights)

@@ -86,7 +86,6 @@ class Numbers(_Real):
     shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
     alone: ClassVar[tuple[str, ...]] = ("rmse", "nll", "crps")
     alarming: ClassVar[tuple[str, ...]] = ("variance", "epistemic", "aleatoric")
-    alarm: ClassVar[str] = "variance"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
     rules: ClassVar[tuple[str, ...]] = ("scaled", "residual", "quantile")
     accepts: ClassVar[tuple[type[Correction], ...]] = (
@@ -224,11 +223,10 @@ class Numbers(_Real):
             found["crps"] = each.flatten(1).mean(1)
         return found
 
-    def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return errors, nll, coverage and width of intervals, the measures of members alone, and both parts of the variance."""
+    def joint_scores(self, targets: Tensor) -> dict[str, float]:
+        """Return the widths of intervals, and both parts of the variance."""
         widths = {n: metrics.interval_width(*self.mixture_interval(n)) for n in SHOWN_LEVELS}
-        found = super().scores(targets) | {f"width_{round(100 * n)}": width for n, width in widths.items()}
-        return found | {
+        return {f"width_{round(100 * n)}": width for n, width in widths.items()} | {
             "aleatoric": float(self.aleatoric.double().mean()),
             "epistemic": float(self.epistemic.double().mean()),
             "residual_correlation": metrics.member_correlation(self.by_member(self.member_means).double() - targets),
@@ -372,7 +370,6 @@ class QuantileRegression(_Real):
     followed: ClassVar[tuple[str, ...]] = ("pinball", "rmse")
     unsure: ClassVar[str] = "width"
     alarming: ClassVar[tuple[str, ...]] = ("width", "epistemic")
-    alarm: ClassVar[str] = "width"
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
     rules: ClassVar[tuple[str, ...]] = ("quantile",)
     accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, ConformalQuantile)
@@ -456,9 +453,9 @@ class QuantileRegression(_Real):
             "width": self.width.double().flatten(1).mean(1),
         }
 
-    def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the means of `row_scores`, the promised coverage, and the pinball loss of members alone."""
-        return super().scores(targets) | {"promised": self.levels[-1] - self.levels[0]}
+    def joint_scores(self, targets: Tensor) -> dict[str, float]:
+        """Return the promised coverage."""
+        return {"promised": self.levels[-1] - self.levels[0]}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
         """Return the share of targets below each level, and the outermost quantiles of some rows."""

@@ -4,7 +4,6 @@ The settings for tables were chosen on parts of the training rows of six UCI set
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -14,8 +13,7 @@ from choral.base import rng
 from choral.base.errors import InputError, did_you_mean
 from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
-from choral.plan import AdamW, EarlyStopping, Phase
-from choral.plan.cost import begun
+from choral.plan import AdamW, EarlyStopping
 from choral.plan.early_stopping import By
 from choral.recipes.training import DEFAULT, Training, optimizer_of
 
@@ -26,6 +24,7 @@ SMALL = 1000  # rows below which classifiers are narrow, learn faster and stop s
 MANY = 16  # networks above which training them side by side costs too much with an embedding of each column
 LEAST_ROWS = 100  # fewer leave too little to hold out of all members
 LEAST_IN_TURN = 32  # fewer leave too little to hold out of each member in turn
+EPOCHS, ASKED = 600, 300  # of each member at most, of the default method and of one that was asked for
 SHARE, MEMBERS, FOLDS = 0.2, 8, 8  # validation rows of all members, or one fold of each
 PATIENCE, WAIT = 20, 600  # epochs, and steps, without a better score that a member has at least
 LOOK = 20  # steps between validations of small tables
@@ -146,15 +145,6 @@ def training_for(
     )
 
 
-@dataclass(frozen=True)
-class Usual:
-    """The total budget in epochs (None leaves it to the recipe), the members of the default method, and the share of validation rows."""
-
-    epochs: int | None
-    members: int | None = None
-    validation: float | None = None
-
-
 def stopping(problem: Problem, batch_size: int | None = None, *, by: By = "member") -> EarlyStopping:
     """Return when members of a table's ensemble stop: after 20 epochs, or 600 steps, without a better score; classifiers of small tables after 160.
 
@@ -177,15 +167,9 @@ def training_ends(time_limit: float) -> float:
     return time_limit - min(max(RESERVE * time_limit, LEAST_RESERVE), time_limit / 2)
 
 
-def usual(problem: Problem, plan: Phase | None, training: Training, *, model: str) -> Usual:
-    """Return how a problem is trained by default, or by a plan that was asked for.
-
-    Members of a table's ensemble have up to 600 epochs each (300 of a method that was asked for), or 60,000 steps, and stop early.
-    """
+def epochs_of(problem: Problem, training: Training, *, model: str, most: int) -> int | None:
+    """Return the epochs of each member of a table's ensemble, which stops early: at most 60,000 steps; None leaves them to the recipe."""
     if model not in _TABULAR:
-        return Usual(epochs=None)
+        return None
     steps = -(-round(len(problem.x_train) * (1 - SHARE)) // (training.batch_size or 32))
-    each = max(30, min(600 if plan is None else 300, 60_000 // max(steps, 1)))
-    if plan is None:
-        return Usual(epochs=each * MEMBERS, members=MEMBERS, validation=SHARE)
-    return Usual(epochs=each * begun(plan), validation=SHARE)
+    return max(30, min(most, 60_000 // max(steps, 1)))

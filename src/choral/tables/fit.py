@@ -237,10 +237,6 @@ def prepared(
             other = "validation" if validation is not None else "time"
             raise InputError(f"{other} and cv both say which rows are held out; give one of them.")
         if members is None and begun(make(name).plan) > 1:  # branches, of which each can hold out a part
-            if budget is not None and budget < folds:
-                raise InputError(
-                    f"budget is {budget}, too few for {folds} folds; give more epochs or fewer folds (cv)."
-                )
             members = folds
     default = method in (None, METHOD) and (searched or folds is None)
     looked = {} if members in (None, 1) else {"members": members} | ({"budget": 9 * members} if members > 20 else {})
@@ -251,13 +247,15 @@ def prepared(
     least, networks = LEAST_IN_TURN if searched else LEAST_ROWS, 1 if asked is None else begun(asked.plan)
     model = model or defaults.default_model(problem, validated=watched, least=least, networks=networks)
     training = defaults.training_for(problem, model=model if watched else None, **settings)
-    plan = None if asked is None else asked.plan
-    found = defaults.usual(problem, plan, training, model=model if watched else "mlp")
-    if length is None and members is None:
-        members = found.members
-    if folds is not None and found.validation is None:  # too few rows for a share of them, but not for folds
-        found = defaults.Usual(epochs=60 * (members or 1), validation=defaults.SHARE)
-    share = found.validation if validation is None else None if none else validation
+    most = defaults.EPOCHS if asked is None else defaults.ASKED
+    each = defaults.epochs_of(problem, training, model=model if watched else "mlp", most=most)
+    if length is None and members is None and asked is None and each is not None:
+        members = defaults.MEMBERS
+    count = networks if asked is not None else members if searched else defaults.MEMBERS
+    total = None if each is None else each * (count or 1)
+    if folds is not None and total is None:  # too few rows for a share of them, but not for folds
+        total = 60 * (members or 1)
+    share = (None if total is None else defaults.SHARE) if validation is None else None if none else validation
     by: By = "ensemble" if searched else "member"
     if early_stopping is None and patience is not None:
         early_stopping = EarlyStopping(patience=patience)
@@ -266,18 +264,16 @@ def prepared(
     if early_stopping is not None and not restore_best:
         early_stopping = replace(early_stopping, restore_best=False)
     said = {option: value for option, value in settings.items() if value is not None}
-    each, points = (found.epochs or 0) // (found.members or 1), len(problem.x_train)
-    if length is None:
-        budget = each * (members or 1) if searched else found.epochs
-    asking: dict[str, Any] = {"epochs": epochs, "budget": budget, "members": members}
-    (recipe,) = recipes_for([name], **asking, training=training, said=said, points=points)
+    asking: dict[str, Any] = {"epochs": epochs, "budget": total if length is None else budget, "members": members}
+    (recipe,) = recipes_for([name], **asking, training=training, said=said, points=len(problem.x_train))
     share = share if folds is None else None
     if share is None and validation is None and folds is None and problem.groups is None and problem.times is None:
         share = AUTO
     ready = Ready(problem, defaults.factory(problem, model), recipe, training, share, early_stopping, folds)
-    if length is not None or found.epochs is None:
+    if length is not None or total is None:
         return ready
     if searched:
+        assert each is not None
         listed = short_list(ready.build, training, each, folds or defaults.MEMBERS, small=is_small(problem))
         return replace(ready, candidates=tuple(listed))
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
