@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from choral import __version__
 from choral.base.arguments import guarded, is_whole
@@ -16,10 +16,10 @@ from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
 from choral.callbacks import Bars, one_of
 from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
-from choral.comparison.evaluation import Trial, judged, make_trial, row_of, rows_of, shuffled
+from choral.comparison.evaluation import Trial, judged, make_trial, row_of, shuffled
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
-from choral.data.sources import source_of
+from choral.data.sources import as_inputs, source_of
 from choral.data.tensors import arranged, columns_in
 from choral.engine.compute import Compute, is_far
 from choral.engine.events import Callback
@@ -260,7 +260,8 @@ def _problem(data: Any) -> Problem:
         raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
     columns = _columns(data)
     x_test, y_test = arranged(data[2], columns), arranged(data[3], columns, "y")
-    return Problem("arrays", rows_of(data[0]), np.asarray(data[1]), rows_of(x_test), np.asarray(y_test))
+    x, x_test = (made.numpy() if isinstance(made, Tensor) else made for made in map(as_inputs, (data[0], x_test)))
+    return Problem("arrays", x, np.asarray(data[1]), x_test, np.asarray(y_test))
 
 
 def _columns(data: Any) -> dict[str, tuple[str, ...]]:

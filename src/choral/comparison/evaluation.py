@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,6 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError, RunError
 from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs, as_weights
-from choral.data.tensors import names_of
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
 from choral.predictions import Predictive, brief_of, scores_of
@@ -56,10 +55,11 @@ class Trial:
     def digest(self) -> str:
         """A short text that changes with the rows, and with the version of choral that judges."""
         state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
-        held = [*_leaves(self.x), self.y, *_leaves(self.ood), np.asarray(self.corrupted_rows, np.int64)]
-        held += [] if self.weights is None else [self.weights]
-        for rows in (*held, *(x for each in self.corrupted.values() for x in each)):
-            state.update(f"{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
+        inputs = [pair for x in (self.x, self.ood) if x is not None for pair in batches.named_leaves(x)]
+        held = [self.y, np.asarray(self.corrupted_rows, np.int64), *([] if self.weights is None else [self.weights])]
+        others = [("", x) for x in (*held, *(x for each in self.corrupted.values() for x in each))]
+        for name, rows in (*inputs, *others):
+            state.update(f"{name}{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
         return state.hexdigest()[:24]
 
 
@@ -90,33 +90,25 @@ def make_trial(
         corrupted_rows: rows that are corrupted, at most; drawn by the seed.
         seed: of the corruptions.
     """
-    if y is None or not np.ndim(y):
-        raise InputError(f"y is {y!r}; give the labels or targets of the test inputs, one for each row.")
-    x, y, ood = rows_of(x), np.asarray(y), None if ood is None else rows_of(ood)
-    if count_rows(x) != len(y) or not len(y):
-        raise InputError(f"x has {count_rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
+    x, y, ood = as_inputs(x), np.atleast_1d(y), None if ood is None else as_inputs(ood)
+    if batches.rows(x) != len(y) or not len(y):
+        raise InputError(f"x has {batches.rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
     rows = None if sample_weight is None else as_weights(sample_weight, len(y)).numpy()
     if not corruptions:
         return Trial(x, y, ood, ood_name, rows)
     from choral.corruptions import COMMON, corrupt
 
-    if not isinstance(x, np.ndarray):
+    if not isinstance(x, Tensor):
         raise InputError(f"corruptions are for images in one array, but x is {batches.in_words(x)}; leave them out.")
     if isinstance(corruptions, str):
         corruptions = COMMON if corruptions == "all" else [name.strip() for name in corruptions.split(",")]
     keep = np.sort(np.random.default_rng(seed).permutation(len(x))[:corrupted_rows])
-    images = to_images(x[keep], shape=image_shape)
+    images = to_images(x[keep].numpy(), shape=image_shape)
     corrupted = {
-        name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x) for s in severities]
+        name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x.numpy()) for s in severities]
         for name in corruptions
     }
     return Trial(x, y, ood, ood_name, rows, corrupted, keep, tuple(severities))
-
-
-def rows_of(x: Any) -> Any:
-    """Return inputs as an array, or as a batch of tensors if there are several."""
-    made = as_inputs(x) if isinstance(x, Mapping | tuple | list) or names_of(x) else x
-    return np.asarray(made) if isinstance(made, Tensor) or made is x else made
 
 
 def shuffled(x: Any) -> tuple[Batch, str]:
@@ -124,18 +116,6 @@ def shuffled(x: Any) -> tuple[Batch, str]:
     draw = np.random.default_rng(0)
     mixed = batches.mapped(lambda t: t[draw.permutation(len(t))], x)
     return mixed, "the same inputs, each of them shuffled by itself"
-
-
-def count_rows(x: Any) -> int:
-    """Return how many rows one or several inputs have."""
-    return len(np.atleast_1d(x)) if isinstance(x, np.ndarray) else batches.rows(x)
-
-
-def _leaves(x: Any) -> list[np.ndarray]:
-    """Return the arrays of one or several inputs, their names after them."""
-    if x is None or isinstance(x, np.ndarray):
-        return [] if x is None else [x]
-    return [*(t.numpy() for t in batches.leaves(x)), np.array([name for name, _ in batches.named_leaves(x)])]
 
 
 _SHOWN = 16  # members in matrices, at most
@@ -165,7 +145,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     measure, matrix = first.likeness(targets)
     found: dict[str, Any] = {
         "task": ensemble.task,
-        "rows": count_rows(trial.x),
+        "rows": batches.rows(trial.x),
         "members": len(prediction.rows_by_member()),
         "scores": scores_of(prediction, targets, weights),
         "score": prediction.score,
@@ -184,7 +164,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         told = metrics.evaluate_ood(prediction.alarms(), other.alarms())
         found["ood"] = {
             "name": trial.ood_name,
-            "rows": count_rows(trial.ood),
+            "rows": batches.rows(trial.ood),
             "best": prediction.alarming[0],
             "scores": told,
         }
