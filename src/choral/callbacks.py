@@ -3,7 +3,7 @@
     choral.fit(..., callbacks=choral.callbacks.csv("losses.csv"))
     choral.fit(..., callbacks=[choral.callbacks.tensorboard(SummaryWriter()), my_own])
 
-A callback is a function of an event (`choral.engine.events`). What it raises ends the run, which the same call resumes.
+A callback is a function of an event (`choral.engine.events`). An exception it raises ends the run; the same call resumes it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _COLUMNS = ("place", "epoch", "loss", "rate", "seconds")
 
 
 def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
-    """Return one listener for what the user gave: a function, several, or nothing."""
+    """Return one function that calls all given callbacks, or None without any."""
     if listeners is None or callable(listeners):
         return listeners
     if not isinstance(listeners, Sequence) or not all(map(callable, listeners)):
@@ -39,10 +39,10 @@ def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
 
 
 def csv(path: str | Path) -> Callback:
-    """Return a callback that adds a row to a table for each network and epoch: place, epoch, loss, rate, seconds."""
+    """Return a callback that appends a row to a CSV file for each network and epoch: place, epoch, loss, learning rate, seconds."""
     file = Path(path)
     if not file.parent.is_dir():
-        raise InputError(f"{file.parent} is not a folder, so {file.name} cannot be written there; make it first.")
+        raise InputError(f"{file.parent} is not a folder, so {file.name} cannot be written there; create it first.")
     _check_own(file)
 
     def hear(event: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def csv(path: str | Path) -> Callback:
 
 
 def _check_own(file: Path) -> None:
-    """Refuse a file that is no table of ours: rows would be added to it."""
+    """Refuse a file that `csv` did not write, since rows would be appended to it."""
     if not file.exists():
         return
     try:
@@ -88,17 +88,17 @@ def tensorboard(summary: Any) -> Callback:
 
 
 def mlflow(module: Any) -> Callback:
-    """Return a callback for MLflow: give the module `mlflow` itself, with a run begun (or anything with `log_metrics`)."""
+    """Return a callback for MLflow: give the module `mlflow` itself, with an active run (or anything with `log_metrics`)."""
     return _numbers(lambda values, epoch: module.log_metrics(values, step=epoch))
 
 
 def wandb(run: Any) -> Callback:
-    """Return a callback for Weights & Biases: give what `wandb.init()` returned (or anything with `log`)."""
+    """Return a callback for Weights & Biases: give the result of `wandb.init()` (or anything with `log`)."""
     return _numbers(lambda values, epoch: run.log(values | {"epoch": epoch}))  # their steps may never go back, ours do
 
 
 def _numbers(send: Callable[[dict[str, float], int], object]) -> Callback:
-    """Return a callback that sends the numbers of each epoch: the loss of every network by its place, what validation says of it, and the rate."""
+    """Return a callback that sends the loss and validation score of each network, by its place, and the learning rate, after each epoch."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["kind"] == "epoch":
@@ -111,19 +111,19 @@ def _numbers(send: Callable[[dict[str, float], int], object]) -> Callback:
 
 
 class Bars:
-    """The lines that show how far training is.
+    """Progress bars of runs and searches.
 
     Args:
-        shown: draws them, in a terminal.
-        say: gets warnings and resumptions.
-        told: whether to say a line now and then, where nothing is drawn.
+        shown: the progress display of rich.
+        say: prints warnings and the message that a run resumes.
+        told: whether to print a line every tenth of a run, for output that is not a terminal.
     """
 
     def __init__(self, shown: Any, say: Callable[[str], object], *, told: bool):
         self.shown, self.say, self.told = shown, say, told
 
     def __call__(self, name: str, epochs: int, length: str = "") -> Callback:
-        """Return a callback that draws a bar of one run, below a line with its members and epochs."""
+        """Return a callback that draws the bar of one run, below a line with its members and epochs."""
         if length and not self.shown.disable:
             self.shown.console.print(f"{visible(name)}: {length}", markup=False, highlight=False)
         task, told = self.shown.add_task(visible(name), total=epochs, about="", left=""), 0
@@ -134,7 +134,7 @@ class Bars:
                 self.say(f"choral: {event['message']}")
             elif event["kind"] == "resumed":
                 self.draw(task, event["counted"]["epochs"], "")
-                self.say(f"choral: {name}: going on from a checkpoint after {event['counted']['epochs']:.0f} epochs")
+                self.say(f"choral: {name}: resuming from a checkpoint after {event['counted']['epochs']:.0f} epochs")
             elif event["kind"] == "epoch":
                 done, loss = event["counted"]["epochs"], sum(event["losses"]) / len(event["losses"])
                 self.draw(task, done, f"{done:.0f}/{epochs} epochs, loss {loss:.3f}")
@@ -146,15 +146,15 @@ class Bars:
 
     @property
     def is_seen(self) -> bool:
-        """Whether anybody sees more than warnings."""
+        """Whether more than warnings is printed."""
         return self.told or not self.shown.disable
 
     def search(self, count: int, time_limit: float | None = None) -> "SearchLine":
-        """Return the one line of a search among so many candidates."""
+        """Return the single progress line of a search among `count` candidates."""
         return SearchLine(self, count, time_limit)
 
     def draw(self, task: Any, done: float, about: str, ends: float | None = None, **changes: Any) -> None:
-        """Draw a line anew, with the time that is left: until it `ends`, by time.perf_counter, or else by what was done so far."""
+        """Update a line and its remaining time: until `ends` (time.perf_counter), or extrapolated from the progress so far."""
         self.shown.update(task, completed=done, about=about, **changes)
         now = self.shown.tasks[self.shown.task_ids.index(task)]
         if ends is not None or (done and now.elapsed is not None):
@@ -162,18 +162,18 @@ class Bars:
             self.shown.update(task, left=f"left {timedelta(seconds=round(seconds))}")
 
     def finish(self) -> None:
-        """Show what was drawn as done: training may have stopped before its last epoch."""
+        """Complete all bars: training may have stopped before its last epoch."""
         for task in self.shown.tasks:
             self.shown.update(task.id, completed=task.total, left="")
 
 
 class SearchLine:
-    """One line for a whole search: the candidate, its members that are done, and the time left; what was tried stays above it.
+    """One progress line for a whole search: the candidate, its finished members, and the time left; results are printed above it.
 
     Args:
-        bars: where it is drawn.
-        count: how many candidates there are.
-        time_limit: seconds for all of them; while some are left, candidates are trained again.
+        bars: draws the line.
+        count: number of candidates.
+        time_limit: seconds for all of them; candidates are repeated with other seeds while time is left.
     """
 
     def __init__(self, bars: Bars, count: int, time_limit: float | None):
@@ -182,13 +182,7 @@ class SearchLine:
         self.number, self.task = 0, bars.shown.add_task("search", total=count, about="", left="")
 
     def of(self, name: str, members: int, epochs: int) -> Callback:
-        """Return the listener of the next candidate.
-
-        Args:
-            name: of the candidate.
-            members: that it trains.
-            epochs: that all of them may take.
-        """
+        """Return the callback of the next candidate: its name, number of members, and most epochs of all of them together."""
         done, before, bars = set[str](), self.number, self.bars
         self.count = max(self.count, before + 1)
         self._show(before, f"0/{members} members", f"{before + 1} of {self.count}: {name}")
@@ -205,7 +199,7 @@ class SearchLine:
         return hear
 
     def tell(self, line: str) -> None:
-        """Say what came of the candidate."""
+        """Print the result of the candidate."""
         self.number += 1
         if self.bars.told:
             self.bars.say(f"choral: {line}")
@@ -214,24 +208,17 @@ class SearchLine:
         self._show(self.number, "choosing" if self.number == self.count else "")
 
     def end(self) -> None:
-        """Show that the choice is made."""
+        """Show that the search is finished."""
         self._show(self.count, "done", f"{self.number} candidates")
 
     def _show(self, done: float, about: str, name: str | None = None) -> None:
-        """Draw the line anew."""
         named = {} if name is None else {"description": visible(name)}
         self.bars.draw(self.task, done, about, self.ends, total=self.count, **named)
 
 
 @contextlib.contextmanager
 def bars(*, drawn: bool, say: Callable[[str], object], told: bool = False) -> Iterator[Bars]:
-    """Yield what draws a bar for each run, or one line for a search.
-
-    Args:
-        drawn: whether to draw at all; warnings and resumptions are said anyway.
-        say: gets those sentences.
-        told: whether to say a line now and then instead.
-    """
+    """Yield the `Bars` of a call; `say` and `told` as there, and `drawn` says whether bars are drawn at all."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -256,7 +243,7 @@ def write_line(text: str) -> None:
 
 
 def somebody_watches() -> bool:
-    """Return whether standard error is a terminal or this is a notebook, so that progress is worth drawing."""
+    """Return whether standard error is a terminal, or this is a notebook."""
     if sys.stderr is not None and sys.stderr.isatty():
         return True
     shell = sys.modules.get("IPython")
@@ -268,7 +255,7 @@ def somebody_watches() -> bool:
 def watched(
     recipe: Any, listener: Callback | Sequence[Callback] | None, progress: bool | None
 ) -> Iterator[Callback | None]:
-    """Yield the listener of a run: what the user gave, and a bar if it is wanted or, by default, if somebody watches."""
+    """Yield the callback of a run: the given ones, and a progress bar if `progress`, or by default in a terminal or notebook."""
     given = one_of(listener)
     if not (somebody_watches() if progress is None else progress):
         yield given

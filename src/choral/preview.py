@@ -1,4 +1,4 @@
-"""show: the plan as a tree with epochs, members, parameters and operations, before any training."""
+"""show: the plan as a tree with epochs, members, parameters and FLOPs, before any training."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ def show(
     transforms: Any = (),
     likelihood: Any = None,
 ) -> str:
-    """Return a recipe's plan in words, with its cost in units of one plain network.
+    """Return a recipe's plan as text, with its cost relative to one plain network.
 
     Args:
         recipe: the method.
         build: the network; adds parameters of all members.
-        data: training data (x, y); adds training and prediction operations (FLOPs).
-        early_stopping: when training ends early, as in `choral.fit`; says that epochs and operations are upper bounds.
-        validation: as in `choral.fit`; what is held out is not trained on, and costs nothing.
+        data: training data (x, y); adds the FLOPs of training and prediction.
+        early_stopping: as in `choral.fit`; epochs and FLOPs are then upper bounds.
+        validation: as in `choral.fit`; held-out rows are not counted.
         target, output, transforms, likelihood: as in `choral.fit`, where data needs them.
 
     >>> from choral.recipes import deep_ensemble

@@ -54,7 +54,7 @@ def test_numbers_of_numpy_become_plain_ones():
 
 @pytest.mark.parametrize("value", [torch.zeros(1), {"a": 1}, float("nan"), float("inf"), nn.ReLU, object(), 1j])
 def test_what_json_cannot_hold_is_refused(value):
-    with pytest.raises(InputError, match=r"toy: shape=.* cannot be remembered"):
+    with pytest.raises(InputError, match=r"toy: shape=.* cannot be saved"):
         toy(2, shape=(1, value))
 
 

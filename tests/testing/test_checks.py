@@ -62,7 +62,7 @@ def test_an_operator_that_draws_from_the_global_generator_is_named():
 
 @pytest.mark.parametrize("check", ["seed_decides", "resumes_exactly"])
 def test_an_operator_that_remembers_is_found(check):
-    with pytest.raises(Nonconforming, match="other members"):
+    with pytest.raises(Nonconforming, match="different members"):
         CHECKS[check](shaken_by(RememberingShake()), PROBLEMS["classification"])
 
 

@@ -1,4 +1,4 @@
-"""Reference networks, each once and plain, and the register by which saved ensembles find them again.
+"""Reference networks, and the registry by which saved ensembles rebuild them.
 
 Weights are drawn from torch's global generator while a network is built: two builds under the same
 `torch.manual_seed` are equal.
@@ -31,16 +31,18 @@ __all__ = [
 
 
 def rebuild(spec: Mapping[str, Any]) -> nn.Module:
-    """Return a fresh network from what `spec_of` told of another: same names and shapes, newly drawn weights.
+    """Return a new network from the description that `spec_of` gave of another: same names and shapes, newly drawn weights.
 
-    Only builders in `MODELS` are called and nothing is imported, so a spec may come from a file. A network of your own
-    takes part when its builder is marked `@zoo` and entered in `MODELS` under its name.
+    Only builders in `MODELS` are called and nothing is imported, so a description may come from a file. To add a network of your
+    own, decorate its builder with `@zoo` and enter it in `MODELS` under its name.
 
     >>> spec_of(rebuild({"name": "mlp", "arguments": {"inputs": 8, "outputs": 1, "hidden": [50, 50]}}))["name"]
     'mlp'
     """
     if not isinstance(spec, Mapping) or set(spec) != {"name", "arguments"}:
-        raise InputError(f"{spec!r} does not describe a network; give what spec_of returned: a name and its arguments.")
+        raise InputError(
+            f"{spec!r} does not describe a network; give the dict that spec_of returned: a name and its arguments."
+        )
     name, arguments = spec["name"], spec["arguments"]
     if not isinstance(name, str) or name not in MODELS:
         near = did_you_mean(str(name), MODELS)

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons for tables and small images."""
+"""MLPs for tables and small images."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def mlp(
     norm: Literal["batch", "layer", None] = None,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Return a multilayer perceptron that flattens its inputs first.
+    """Return a multilayer perceptron (MLP) that flattens its inputs first.
 
     Args:
         inputs: number of features, the product of all axes after the batch.

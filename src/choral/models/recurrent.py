@@ -11,8 +11,8 @@ _GATES = ("input", "forget", "cell", "output")
 class Lstm(nn.Module):
     """An LSTM that returns its last hidden state; each gate is a pair of `nn.Linear` layers.
 
-    `torch.nn.LSTM` has no rule for `torch.func.vmap` and hides its weights from whoever swaps layers; here both work,
-    at about twice the time on a CPU. Nothing in the forward pass states the width, so widened gates work as well.
+    `torch.nn.LSTM` does not support `torch.func.vmap`, and its weights are not layers that can be converted. This class
+    supports both, at about twice the time on a CPU.
 
     Shapes: (batch, time, inputs) -> (batch, units).
 
@@ -67,7 +67,7 @@ def cnn_lstm(
         classes: number of classes.
         embedding: length of a token's vector.
         filters: channels of the convolution.
-        units: size of the LSTM's state; 128 in the code published with the reference, 70 is common elsewhere.
+        units: size of the LSTM's state; 128 in the code published with the reference.
 
     Shapes: (batch, time) integers, at least 8 of them -> (batch, classes).
 

@@ -21,7 +21,7 @@ Layers = OrderedDict[str, nn.Module]
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a family puts around its convolutions."""
+    """Normalization, activation and bias of a family."""
 
     norm: Callable[[int], nn.Module] = nn.BatchNorm2d
     activation: Callable[[], nn.Module] = nn.ReLU

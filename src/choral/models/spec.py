@@ -1,7 +1,7 @@
-"""What the builders of the model zoo share: checked arguments that networks remember, activations and initialization.
+"""Shared parts of the model zoo: argument checks, network descriptions, activations and initialization.
 
-`@zoo` checks the arguments of a builder by their annotations, keeps them as plain JSON types on the network it returns, so that
-a saved ensemble can be built again by name, and hands them on alike (lists as tuples) whether they came from Python or a file.
+`@zoo` checks the arguments of a builder by their annotations and keeps them as JSON types on the network, so that a saved
+ensemble can rebuild it by name.
 """
 
 import copy
@@ -75,7 +75,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
     raise InputError(
-        f"{name}={value!r} cannot be remembered; give finite numbers, strings, None or tuples of these, "
+        f"{name}={value!r} cannot be saved; give finite numbers, strings, None or tuples of these, "
         "or write a network of your own instead."
     )
 
@@ -85,7 +85,7 @@ def _tuples(value: Any) -> Any:
 
 
 def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Module]:
-    """Make a builder check its arguments and leave its name and arguments, defaults included, on the network it returns."""
+    """Make a builder check its arguments and attach its name and arguments, with defaults, to the network it returns."""
     signature, made = inspect.signature(build), typed(build)
 
     @functools.wraps(build)
@@ -101,8 +101,5 @@ def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Modul
 
 
 def spec_of(network: nn.Module) -> dict[str, Any] | None:
-    """Return {"name", "arguments"} of the builder that made the network, or None if it is not from the zoo.
-
-    A copy, and a network converted from a copy, still tells how the plain network was built.
-    """
+    """Return {"name", "arguments"} of the builder that made the network (or its original), or None if it is not from the zoo."""
     return copy.deepcopy(network.__dict__.get(_ATTRIBUTE))

@@ -1,4 +1,4 @@
-"""Perceptrons for tables, with features that suit numbers of any distribution."""
+"""MLPs for tables, with embeddings of numerical features."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -27,22 +27,22 @@ def tabular(
     dropout: float = 0.0,
     skippable: bool = False,
 ) -> nn.Module:
-    """Return a perceptron for rows of a table.
+    """Return an MLP for rows of a table.
 
     Args:
         inputs: number of features.
         outputs: number of classes or targets.
         hidden: units of each hidden layer; with `residual` all equal, one for each block.
-        embedding: 'none' takes numbers as they are, 'piecewise' as their places in bins, 'periodic' as waves whose frequencies are learned.
-        edges: for 'piecewise': edges of each feature's bins, as `choral.layers.quantile_edges` finds them in the training inputs.
-        embedding_width: width each feature is embedded to by a map of its own; 0 gives its bins, or waves, to the first layer.
-        embed_all: for 'piecewise' with a width: whether features without bins, which have two values at most, are embedded too.
+        embedding: 'none' for the numbers themselves, 'piecewise' for piecewise-linear bins, 'periodic' for waves of learned frequencies.
+        edges: for 'piecewise': edges of each feature's bins, from `choral.layers.quantile_edges(x_train)`.
+        embedding_width: width to which a linear map of its own embeds each feature; 0 passes bins or waves to the first layer.
+        embed_all: for 'piecewise' with a width: whether features without bins (of at most two values) are embedded too.
         frequencies: for 'periodic': waves of each feature.
         frequency_scale: for 'periodic': standard deviation of the first frequencies.
-        residual: whether hidden layers are residual blocks (LayerNorm, linear, ReLU, linear, added) behind a linear map.
+        residual: whether hidden layers are residual blocks (LayerNorm, linear, ReLU, linear) after a linear map.
         dropout: rate after every activation.
-        skippable: whether hidden layers but the first can be passed over (`choral.layers.features.Skippable`), so that networks of
-            different depths stack; all equally wide.
+        skippable: whether hidden layers after the first can be skipped (`choral.layers.features.Skippable`), so that networks of
+            different depths can be stacked; widths must be equal.
 
     Shapes: (batch, feature) -> (batch, outputs).
 
@@ -89,7 +89,7 @@ def _piecewise(inputs: int, edges: Sequence[Sequence[float]], width: int, whole:
 
 
 def _periodic(inputs: int, frequencies: int, scale: float, width: int) -> tuple[nn.Module, int]:
-    """Return waves of each feature, or with a width what a map of its own makes of them."""
+    """Return waves of each feature, embedded to `width` if it is not 0."""
     waves = Apiece(inputs, 1, frequencies)
     nn.init.normal_(waves.maps.weight, std=scale)
     nn.init.uniform_(waves.maps.bias, 0.0, 1.0)

@@ -8,7 +8,7 @@ from choral.models.spec import zoo
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention and a two-layer perceptron, each after a LayerNorm and inside a shortcut."""
+    """Self-attention and a two-layer MLP, each after a LayerNorm and with a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float):
         super().__init__()

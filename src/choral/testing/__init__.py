@@ -1,4 +1,4 @@
-"""The conformance suite, for choral's own methods and for anybody's: `check_recipe(recipe)`."""
+"""The conformance suite for methods, choral's and your own: `check_recipe(recipe)`."""
 
 from choral.testing.checks import CHECKS, check_recipe
 from choral.testing.problems import PROBLEMS, Trial

@@ -1,9 +1,9 @@
-"""What every recipe must do, each check on its own; `check_recipe` runs them all.
+"""The checks that every recipe must pass; `check_recipe` runs all of them.
 
     from choral.testing import check_recipe
     check_recipe(my_recipe(epochs=12, members=3))
 
-Training settings belong to the recipe: give it few epochs and a calm rate, since every check trains it anew.
+Every check trains the recipe again, so give it few epochs, and a learning rate that is safe for small networks.
 """
 
 import json
@@ -28,20 +28,20 @@ from choral.fit import fit, load
 from choral.recipes.recipe import Recipe
 from choral.testing.problems import PROBLEMS, Trial
 
-_MOST_STOPS = 400  # of one run, as a guard against one that never gets further
+_MOST_STOPS = 400  # of one run, in case it never finishes
 
 
 class Nonconforming(ChoralError, AssertionError):
-    """A recipe broke a rule."""
+    """A recipe failed a check."""
 
 
 def check_recipe(recipe: Recipe, *, problems: Sequence[str] | Mapping[str, Trial] = tuple(PROBLEMS)) -> None:
     """Run the whole conformance suite on a recipe; raises Nonconforming with every check that failed.
 
     Args:
-        recipe: a small budget is enough, and two or more members tell more than one.
+        recipe: the method; a small budget is enough, and two or more members test more than one.
         problems: which of `choral.testing.PROBLEMS` to run it on: 'classification', 'regression', 'images'; or a dict of others,
-            where a refusal is named with its sentence, like any failure.
+            where a refusal counts as a failure and is reported with its message.
     """
     failed = []
     for problem in problems:
@@ -49,7 +49,7 @@ def check_recipe(recipe: Recipe, *, problems: Sequence[str] | Mapping[str, Trial
         for name, check in CHECKS.items():
             try:
                 check(recipe, trial)
-            except Exception as error:  # whatever a recipe of somebody else's raises is its failure of the check
+            except Exception as error:  # any exception of a recipe is a failure of the check
                 reason = str(error).splitlines()[0] if str(error) else ""
                 failed.append(f"{name} on {problem}: {type(error).__name__}: {reason}")
     if failed:
@@ -57,21 +57,23 @@ def check_recipe(recipe: Recipe, *, problems: Sequence[str] | Mapping[str, Trial
 
 
 def is_sound(recipe: Recipe, trial: Trial) -> None:
-    """Its plan has no problems, survives JSON, and declares what it is."""
+    """The plan has no problems, survives JSON, and declares its number of members."""
     _require(recipe.problems() == [], f"its plan cannot run: {recipe.problems()}")
-    _require(from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe, "it is another recipe after JSON")
-    _require(recipe.describe()["members"] == recipe.members >= 1, "it does not declare its members")
+    _require(from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe, "JSON changes the recipe")
+    _require(recipe.describe()["members"] == recipe.members >= 1, "it does not declare its number of members")
 
 
 def seed_decides(recipe: Recipe, trial: Trial) -> None:
-    """The same seed gives the same members, another one gives others, for the cost that was declared."""
+    """Equal seeds give equal members, other seeds give others, at the declared cost."""
     first, again, other = (_fitted(recipe, trial, seed=s) for s in (3, 3, 4))
-    _require(_equal(first, again), "the same seed gave other members")
+    _require(_equal(first, again), "the same seed gave different members")
     for a, b in zip(first.states(), other.states()):
         same = [n for n, p in a.params.items() if p.numel() > 2 and p.min() < p.max() and torch.equal(p, b.params[n])]
         _require(not same, f"another seed gave the same values of {', '.join(same[:3])}")
-    _require(first.info["counted"]["epochs"] == recipe.epochs, "it took other epochs than it declares")
-    _require(first.members == recipe.members, "it gave other members than it declares")
+    _require(
+        first.info["counted"]["epochs"] == recipe.epochs, "it trained for another number of epochs than it declares"
+    )
+    _require(first.members == recipe.members, "it gave another number of members than it declares")
     outputs = first.outputs(trial.some(20))
     _require(
         len(outputs) == recipe.members * recipe.structure.draws, "its outputs are not one for each member and draw"
@@ -80,10 +82,10 @@ def seed_decides(recipe: Recipe, trial: Trial) -> None:
 
 
 def executors_agree(recipe: Recipe, trial: Trial) -> None:
-    """Trained stacked or one by one, members agree up to rounding.
+    """Members trained stacked and one by one agree up to rounding.
 
-    Where they differ by more, the same in double precision tells rounding (Adam divides a gradient of 1e-8 by its size, such as that of a
-    bias before BatchNorm) from a mistake, which stays.
+    Differences above the tolerance are checked again in double precision, where rounding vanishes (Adam divides even a gradient of 1e-8
+    by its size, such as that of a bias before BatchNorm) and mistakes remain.
     """
     if not _apart(recipe, trial, atol=2e-4, rtol=2e-3):
         return
@@ -93,7 +95,7 @@ def executors_agree(recipe: Recipe, trial: Trial) -> None:
 
 
 def _apart(recipe: Recipe, trial: Trial, *, atol: float, rtol: float) -> str:
-    """Return the first tensor in which members trained stacked differ from those trained one by one; empty if none does."""
+    """Return the first tensor that differs between stacked and sequential training; empty if none does."""
     one, many = _fitted(recipe, trial, compute=Compute(executor="sequential")), _stacked(recipe, trial)
     for a, b in zip(one.states(), many.states() if many is not None else ()):
         for n, t in (a.params | a.buffers).items():
@@ -103,7 +105,7 @@ def _apart(recipe: Recipe, trial: Trial, *, atol: float, rtol: float) -> str:
 
 
 def resumes_exactly(recipe: Recipe, trial: Trial) -> None:
-    """A run stopped again and again, at every event in turn, ends with the bytes of an unbroken one."""
+    """A run that is stopped at every event in turn and resumed ends with the bytes of an uninterrupted one."""
     able = "sequential", *(("vectorized",) if _stacked(recipe, trial) is not None else ())
     for executor in able:
         with tempfile.TemporaryDirectory() as place:
@@ -122,22 +124,22 @@ def _stopped_at_every_event(recipe: Recipe, trial: Trial, executor: Executor, pl
     else:
         raise Nonconforming(f"it was not finished after {_MOST_STOPS} stops")
     whole, broken = ({p.name: p.read_bytes() for p in (place / d / "members").iterdir()} for d in ("whole", "broken"))
-    _require(whole == broken, f"stopped and resumed ({executor}), it gave other members")
+    _require(whole == broken, f"stopped and resumed ({executor}), it gave different members")
 
 
 def saves_exactly(recipe: Recipe, trial: Trial) -> None:
-    """Saved and loaded, as a file and as a run folder, it predicts the same bits."""
+    """Loaded from a file and from a run folder, the ensemble predicts the same bits."""
     with tempfile.TemporaryDirectory() as place:
         ensemble = _fitted(recipe, trial, run_dir=Path(place) / "run")
         ensemble.save(Path(place) / "saved.choral")
         x, again = trial.some(20), {n: f for n, f in trial.options.items() if n == "output" and callable(f)}
         for path in (Path(place) / "saved.choral", Path(place) / "run"):
             same = torch.equal(load(path, build=trial.build, **again).outputs(x), ensemble.outputs(x))
-            _require(same, f"loaded from {path.name}, it predicts otherwise")
+            _require(same, f"loaded from {path.name}, it gives different predictions")
 
 
 def members_stand_alone(recipe: Recipe, trial: Trial) -> None:
-    """Row i of the ensemble is member i alone, unless members draw."""
+    """Output i of the ensemble is that of member i alone, unless members draw."""
     ensemble, x = _fitted(recipe, trial), trial.some(10)
     if recipe.structure.draws > 1:
         return
@@ -145,22 +147,22 @@ def members_stand_alone(recipe: Recipe, trial: Trial) -> None:
     for i in range(ensemble.members):
         with torch.no_grad():
             alone = ensemble._interface.call(ensemble.member(i), prepare(x, ensemble._inputs, training=False))
-        _require(torch.allclose(alone, outputs[i], atol=1e-5), f"member {i} alone is another one")
+        _require(torch.allclose(alone, outputs[i], atol=1e-5), f"member {i} alone gives different outputs")
 
 
 def rows_stand_alone(recipe: Recipe, trial: Trial) -> None:
-    """What a row gets depends neither on the rows beside it nor on who else is asking."""
+    """The prediction of a row depends neither on other rows nor on other threads."""
     ensemble, x = _fitted(recipe, trial), trial.some(12)
     whole = ensemble.outputs(x)
     parts = torch.cat([ensemble.outputs(part, batch_size=3) for part in batches.chunks(x, 5)], 1)
-    _require(torch.allclose(whole, parts, atol=1e-5, rtol=1e-4), "rows predicted in parts get other outputs")
+    _require(torch.allclose(whole, parts, atol=1e-5, rtol=1e-4), "rows predicted in parts get different outputs")
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(ensemble.outputs, [x] * 8))
-    _require(all(torch.equal(f, whole) for f in found), "two threads at once get other outputs")
+    _require(all(torch.equal(f, whole) for f in found), "two concurrent threads get different outputs")
 
 
 def leaves_the_network_alone(recipe: Recipe, trial: Trial) -> None:
-    """The network the user gave is never changed, nor are the draws of the program around the fit."""
+    """`fit` changes neither the given network nor the state of torch's global generator."""
     given = trial.build()
     before = {n: t.clone() for n, t in given.state_dict().items() if not is_lazy(t)}
     drawn = torch.random.get_rng_state()
@@ -168,7 +170,7 @@ def leaves_the_network_alone(recipe: Recipe, trial: Trial) -> None:
     after = {n: t for n, t in given.state_dict().items() if not is_lazy(t)}
     changed = [n for n in after if n not in before or not torch.equal(before[n], after[n])]
     _require(not changed, f"it changed the network it was given: {', '.join(changed[:3])}")
-    _require(torch.equal(drawn, torch.random.get_rng_state()), "it drew from the program's generator")
+    _require(torch.equal(drawn, torch.random.get_rng_state()), "it drew from torch's global generator")
 
 
 CHECKS: dict[str, Callable[[Recipe, Trial], None]] = {
@@ -210,7 +212,7 @@ def _fitted(recipe: Recipe, trial: Trial, **options: Any) -> Ensemble:
 
 
 def _stacked(recipe: Recipe, trial: Trial) -> Ensemble | None:
-    """Return the ensemble trained stacked; None where that is refused, with the advice to train one by one."""
+    """Return the ensemble trained stacked; None if that is refused with the advice to train sequentially."""
     try:
         return _fitted(recipe, trial, compute=Compute(executor="vectorized"))
     except InputError as error:

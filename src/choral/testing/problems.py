@@ -1,4 +1,4 @@
-"""Small networks and data that every method must cope with."""
+"""Small networks and data for the conformance suite."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class Branching(nn.Module):
 
     def __init__(self, outputs: int):
         super().__init__()
-        # smooth behind the norm: a sparse method may leave a channel constant, and a ReLU's kink at its exact zero would
-        # turn rounding into a different gradient
+        # smooth after the norm: a sparse method may leave a channel constant, and at the kink of a ReLU rounding would
+        # change the gradient
         self.first = nn.Sequential(nn.Linear(6, 12), nn.Sequential(nn.BatchNorm1d(12), nn.SiLU()))
         self.inner = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Dropout(0.2))
         self.scale = nn.Parameter(torch.randn(12) * 0.1 + 1)
@@ -68,7 +68,7 @@ def regression(rows: int = 82) -> tuple[Tensor, Tensor]:
 
 
 def images(rows: int = 48) -> tuple[Tensor, Tensor]:
-    """Return pictures of three channels and two classes."""
+    """Return images of three channels and two classes."""
     g = torch.Generator().manual_seed(3)
     x = torch.randn(rows, 3, 8, 8, generator=g)
     return x, (x.mean((1, 2, 3)) > 0).long()
@@ -76,18 +76,18 @@ def images(rows: int = 48) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A network factory, its training data, and what else `fit` is told about them."""
+    """A network factory, its training data, and further options of `fit`."""
 
     build: Callable[[], nn.Module]
     data: Callable[[], Any]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the factory and the data, so that a trial can be taken apart."""
+        """Yield the factory and the data."""
         return iter((self.build, self.data))
 
     def some(self, rows: int) -> Batch:
-        """Return the first inputs, as given to predict."""
+        """Return the first inputs, as `predict` takes them."""
         data = self.data()
         if isinstance(data, tuple):
             return batches.part(as_inputs(data[0]), slice(rows))
