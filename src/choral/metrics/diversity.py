@@ -80,8 +80,7 @@ def average_draws(values: Tensor, learners: Sequence[int], *, weights: Tensor | 
     for learner in dict.fromkeys(learners):
         rows = [i for i, of in enumerate(learners) if of == learner]
         own = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights[rows].double()
-        if not float(own.sum()) > 0:  # a learner that does not count is described by all its draws
-            own = torch.ones_like(own)
+        own = torch.where(own.sum() > 0, own, 1.0)  # a learner that does not count is described by all its draws
         means.append(torch.tensordot((own / own.sum()).to(values), values[rows], dims=1))
     return torch.stack(means)
 
