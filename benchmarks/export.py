@@ -1,12 +1,13 @@
-"""Exported graphs beside `predict`: every method on four networks and a table, in onnxruntime and as .pt2, and the time of one row.
+"""Exported graphs beside `predict`: every method on four networks, a regression and a table, in onnxruntime and as .pt2, and the time of one row.
 
     pip install 'choral[onnx]'
-    python benchmarks/export.py [--networks mlp lenet transformer resnet20 table] [--methods packed ...] [--again]
+    python benchmarks/export.py [--networks mlp lenet transformer resnet20 regression table] [--methods packed ...] [--again]
 
-Each ensemble (two members or three draws where the method has a choice, trained for a moment, with a temperature and conformal sets) is exported
-twice and asked for 1, 5 and 64 rows. `largest` is the largest difference of any output from predict's, relative to 1 + the output's largest value. Refusals are
-kept in words. The table has every kind of column and cells without a value; its graph reads raw numbers, one for each cell. Rows that the file
-has are measured again with `--again` alone; `--speed` measures the times alone. Writes benchmarks/results/export.json.
+Each ensemble (two members or three draws where the method has a choice, trained for a moment, with weights of members and a temperature or scaled
+conformal intervals) is exported with its members in both formats and asked for 1, 5 and 64 rows. `largest` is the largest difference of any
+output from what `predict` calls so, relative to 1 + the output's largest value. Sets are compared with those of `predict` under a rule without a
+random share. Refusals are kept in words. The table has every kind of column and cells without a value; its graph reads raw numbers, one for each
+cell. Rows that the file has are measured again with `--again` alone; `--speed` measures the times alone. Writes benchmarks/results/export.json.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from torch import nn
 
 import choral
 from choral import Training, models
-from choral.deploy.export import outputs_of
+from choral.calibration import fit_conformal_sets
 from choral.recipes import METHODS, make
 from machine import measured, write
 
@@ -53,12 +54,20 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 3))
 
 
+def noisy_line() -> nn.Module:
+    """Return a network with a mean and a variance."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(768, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+
+
 NETWORKS = {
     "mlp": mlp,
     "lenet": lambda: models.lenet("5", classes=3, side=16),
     "transformer": Encoder,
     "resnet20": lambda: models.resnet_cifar(20, classes=3, width=4),
 }
+
+
+KINDS = [*NETWORKS, "regression", "table"]
 
 
 def table() -> pd.DataFrame:
@@ -99,19 +108,34 @@ def runner(path: Path) -> Any:
     return lambda x: dict(zip(names, map(torch.from_numpy, session.run(None, {"x": x.numpy()}))))
 
 
+def public(prediction: Any) -> dict[str, torch.Tensor]:
+    """Return what a graph gives, by its names, from the public attributes of a prediction."""
+    if prediction.task == "classification":
+        names = {"probs": "probs", "entropy": "entropy", "epistemic": "mutual_information"}
+        names |= {"aleatoric": "expected_entropy", "mutual_information": "mutual_information"}
+        found = {name: getattr(prediction, own) for name, own in names.items()} | {"set": prediction.sets()}
+    else:
+        found = {name: getattr(prediction, name) for name in ("mean", "std")}
+        found |= {name: getattr(prediction, f"{name}_std").square() for name in ("epistemic", "aleatoric")}
+        found |= dict(zip(("lower", "upper"), prediction.conformal_interval()))
+    return found | {"members": prediction.members.movedim(0, 1)}
+
+
 def compare(ensemble: Any, path: Path, x: Any) -> dict[str, Any]:
     """Export an ensemble; return how far the graph is from predict at 1, 5 and 64 rows."""
     begun = time.perf_counter()
-    ensemble.export(path, x[:8])
+    ensemble.export(path, x[:8], with_members=True)
     seconds, run = time.perf_counter() - begun, runner(path)
     largest, sets = 0.0, True
     for count in (1, 5, 64):
         rows = x[:count]
         found = run(rows if ensemble.table is None else torch.from_numpy(ensemble.table.read(rows)))
-        right = outputs_of(ensemble._predictive(rows), ensemble._interface.target)
-        assert list(found) == list(right)
-        sets &= bool(torch.equal(found.pop("set"), right.pop("set")))
+        right = public(ensemble.predict(rows))
+        assert found.keys() == right.keys()
+        if "set" in right:
+            sets &= bool(torch.equal(found.pop("set"), right.pop("set")))
         for name, value in right.items():
+            assert found[name].shape == value.shape, name
             scale = 1 + float(value.abs().max())
             largest = max(largest, float((found[name].double() - value.double()).abs().max()) / scale)
     return {
@@ -122,18 +146,33 @@ def compare(ensemble: Any, path: Path, x: Any) -> dict[str, Any]:
     }
 
 
+def corrected(ensemble: Any, x: Any, y: Any) -> Any:
+    """Return an ensemble with weights of members, a temperature and sets without a random share, or scaled intervals."""
+    several = {"stacking": True} if ensemble.predict(x[:1]).members.shape[0] > 1 else {}
+    if ensemble.task == "regression":
+        return ensemble.calibrated(x, y, level=0.8, conformal="scaled", **several)
+    warm = ensemble.calibrated(x, y, temperature="ensemble", **several)
+    labels = y if ensemble.table is None else torch.as_tensor(NOISY)
+    return warm.with_posthoc(
+        *warm.posthoc, fit_conformal_sets(warm.predict(x).probs, labels, level=0.8, randomized=False)
+    )
+
+
 def row(method: str, network: str) -> dict[str, Any]:
     """Return the comparison of both formats, or why there is none."""
     try:
         if network == "table":
             x, y = table().drop(columns="kind"), table()["kind"]
             ensemble = choral.fit_table(table(), "kind", method=method, budget=12, training=QUICK)
+        elif network == "regression":
+            x, y = X, 2000 * X.mean((1, 2, 3)) + 10 * Y
+            ensemble = choral.fit(noisy_line, (x, y), few(method), validation=None, progress=False)
         else:
             x, y = X, NOISY
             ensemble = choral.fit(NETWORKS[network], (X, Y), few(method), validation=None, progress=False)
     except choral.ChoralError as error:
         return {"fit": str(error)}
-    ensemble = ensemble.calibrated(x, y, temperature="ensemble", level=0.8)
+    ensemble = corrected(ensemble, x, y)
     found = {}
     for suffix in (".onnx", ".pt2"):
         with tempfile.TemporaryDirectory() as folder:
@@ -188,7 +227,7 @@ def speeds() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=[*NETWORKS, "table"], choices=[*NETWORKS, "table"])
+    parser.add_argument("--networks", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--speed", action="store_true")
@@ -201,9 +240,10 @@ def main() -> None:
         return
     for network in asked.networks:
         for method in asked.methods:
-            if asked.again or method not in rows.setdefault(network, {}):
-                rows[network][method] = row(method, network)
-                print(network, method, rows[network][method], flush=True)
+            own = rows.setdefault(network, {})
+            if asked.again or method not in own:
+                own[method] = row(method, network)
+                print(network, method, own[method], flush=True)
                 write("export", {"rows": rows, "one_row": held.get("one_row", {})} | summary(rows))
 
 
