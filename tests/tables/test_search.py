@@ -267,7 +267,7 @@ def test_a_candidate_that_is_better_in_log_score_alone_is_not_taken() -> None:
 
 def test_scores_of_a_search_are_those_of_the_ensemble_it_gave_last(tmp_path: Path) -> None:
     x, y = data()
-    trial = Trial(x.numpy(), y.numpy())
+    trial = Trial(x, y.numpy())
     listed = [candidate("first"), candidate("second")]
 
     def run(seed: int, *, overwrite: bool) -> Ensemble:
