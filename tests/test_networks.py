@@ -333,6 +333,31 @@ def test_recurrent_layers_are_shared_or_pruned(method):
         assert float((ensemble.member(0).lstm.weight_hh_l0 == 0).float().mean()) > 0.2
 
 
+class Attentive(nn.Module):
+    """Packed sequences through a GRU, whose states are weighed by a linear map with one output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.gru = nn.Embedding(12, 8), nn.GRU(8, 8, batch_first=True)
+        self.weigh, self.last = nn.Linear(8, 1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x > 2).sum(1).clamp(min=1)
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(x), lengths, batch_first=True, enforce_sorted=False)
+        states, _ = nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=x.shape[1])
+        return self.last((self.weigh(states).softmax(1) * states).sum(1))
+
+
+@pytest.mark.parametrize("method", ["emp", "bnn", "mc_dropout", "deep_ensemble", "packed", "treenet"])
+def test_packed_sequences_are_read(method):
+    alone(choral.fit(Attentive, (TOKENS, Y[:16]), brief(method)), TOKENS)
+
+
+def test_masks_of_one_channel_would_make_equal_members():
+    with pytest.raises(ConversionError, match="found no layer to convert in Attentive"):
+        choral.fit(Attentive, (TOKENS, Y[:16]), brief("masksembles"))
+
+
 class OwnTo(nn.Module):
     """A `to` with a signature of its own, as in pykan."""
 

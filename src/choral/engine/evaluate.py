@@ -55,7 +55,9 @@ def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> in
     drawn, seen = 0, list[Tensor]()
 
     def watch(module: nn.Module, _: Any, output: Any) -> None:
-        seen.append(output[0] if isinstance(output, tuple) else output)
+        while isinstance(output, tuple):  # a PackedSequence is one too
+            output = output[0]
+        seen.append(output)
 
     def call(number: int | Tensor) -> Tensor:
         nonlocal drawn

@@ -64,8 +64,8 @@ class Stochastic(OneMember):
                 "rate=, the probability of dropping a unit."
             )
         raise ConversionError(
-            f"{type(network).__name__} has no dropout layers, and no linear map or convolution before its output layer to put them behind, "
-            "so every pass would be the same; give it nn.Dropout layers."
+            f"{type(network).__name__} has no dropout layers, and no linear map or convolution of torch's kinds before its output layer to put "
+            "them behind, so every pass would be the same; give it nn.Dropout layers."
         )
 
     def _put_in(self, network: nn.Module, rate: float) -> nn.Module:

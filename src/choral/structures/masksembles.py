@@ -60,7 +60,8 @@ class Masksembles(JointStructure):
         def masks(name: str, layer: nn.Module) -> nn.Module | None:
             if name == output or own_kind(layer, WEIGHTED) is None:
                 return None
-            return MaskedLayer(layer, members=self.members, scale=self.scale, generator=generator)
+            masked = MaskedLayer(layer, members=self.members, scale=self.scale, generator=generator)
+            return masked if masked.outputs > 1 else None  # every mask of one channel is the same
 
         tree = convert(network, masks, self, include=self.include, exclude=self.exclude)
         tree = swap(tree, lambda _, m: member_norm(m, members=self.members))
