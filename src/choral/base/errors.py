@@ -81,6 +81,7 @@ _ARGUMENTS = {
     ("device='cuda'", _COMPUTE): "gpu gpus accelerator",
     ("time_limit=60", _COMPUTE): "time_limit timeout",
     ("recipe='packed'", _WRITE): "method methods",
+    ("likelihood='categorical' or 'gaussian', where y does not tell", _WRITE): "task",
     ("validation=0.2, or validation=(x, y) with rows of your own", _WRITE): (
         "val x_val X_val valid validation_data validation_split val_split validation_fraction eval_set"
     ),
@@ -92,7 +93,7 @@ _ARGUMENTS = {
     (
         "run_dir='runs/first' to keep the run, and ensemble.save(path) afterwards",
         _WRITE,
-    ): "save save_dir output_dir out",
+    ): "save save_dir save_path output_dir out log_dir checkpoint_dir",
     ("on_existing='overwrite', which removes a run in run_dir", _WRITE): "overwrite",
     ("on_existing='extend'", _WRITE): "extend",
     ("the same call again with the same run_dir to resume", _WRITE): "resume resume_from",
@@ -123,6 +124,8 @@ ATTRIBUTES = {
         "ensemble.member(0), the first network": "models networks parameters state_dict eval to",
         "dir(choral.recipes)": "methods list_methods",
         "p.to_frame()": "to_pandas to_dataframe df",
+        "p.std, or p.entropy of classes": "uncertainty var variance sigma",
+        "choral.fit(..., callbacks=events.append) to keep the losses in a list": "history losses log",
         "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax",
     }.items()
     for name in names.split()
@@ -143,6 +146,8 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
         return f"{function} has no argument {name!r}; it takes {', '.join(names)}.{did_you_mean(name, names)}"
     write, where = HINTS[name]
     keyword = write.partition("=")[0]
+    if where == _TRAINING and "training" in names:
+        where = "write training=choral.Training({})"
     if keyword == "epochs" and "budget" in names and "epochs" not in names:
         write, where = "budget=60, the total of each method in epochs of one network", _WRITE
     return f"{function} has no argument {name!r}; {(_WRITE if keyword in names else where).format(write)}."

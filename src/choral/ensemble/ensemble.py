@@ -55,7 +55,13 @@ def facts(ensemble: "Ensemble") -> dict[str, str]:
     left_out = ensemble.table.left_out if ensemble.table is not None else ()
     chosen, shape, rows = info.get("auto"), info.get("outputs"), info.get("validation_rows")
     corrections = ((repr(value), type(value).__name__) for value in ensemble.posthoc)
-    outputs = "" if not shape else f"{shape[0]} outputs" if len(shape) == 1 else f"outputs of shape {tuple(shape)}"
+    outputs = (
+        ""
+        if not shape
+        else f"{shape[0]} output{'s' * (shape[0] > 1)}"
+        if len(shape) == 1
+        else f"outputs of shape {tuple(shape)}"
+    )
     found = {
         "method": f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
         "task": ensemble.task + (f" with {outputs}" if outputs else ""),
@@ -84,7 +90,7 @@ def said_of(likelihood: Likelihood) -> str:
 
     >>> from choral.objectives import FixedGaussian
     >>> said_of(FixedGaussian(precision=4.0))
-    'FixedGaussian, targets in their own units, noise of precision 4.0'
+    'FixedGaussian, targets in their own units, noise of standard deviation 0.5'
     """
     said = likelihood.understood()
     return ", ".join([said.pop("likelihood"), *(f"{subject} {words}" for subject, words in said.items())])
@@ -185,7 +191,10 @@ class Ensemble:
 
     @guarded
     def member(self, index: int) -> nn.Module:
-        """Return one member as a plain network of its own, in evaluation mode: it is called, and returns, as the given one."""
+        """Return one member as a plain network of its own, in evaluation mode: it is called, and returns, as the given one.
+
+        It returns what it was trained to: logits, or numbers in standardized units where the targets were standardized.
+        """
         if not is_whole(index, 0) or index >= self.members:
             raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
         which, inside = divmod(index, self.recipe.structure.members)

@@ -23,8 +23,6 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     """A classifier that is an ensemble of neural networks.
 
     Args:
-        method, n_estimators, epochs, time_limit, validation_fraction, device, random_state, verbose: as in
-            `choral.sklearn.estimator.EnsembleEstimator`.
         class_weight: what a row of each class counts, by class, or 'balanced', as other classifiers of scikit-learn; it multiplies
             `sample_weight`.
 

@@ -41,12 +41,12 @@ class EnsembleEstimator(BaseEstimator, ABC):
         method: how members are made: 'auto', the search of `choral.fit_table` (5 to 10 seconds below 1,000 rows), the name of a method (`choral methods` lists them), or a recipe, which then has its own
             members and epochs.
         n_estimators: members; None leaves it to the method.
-        epochs: passes over the data, shared by all members that are trained apart; an upper bound where rows are held out. None leaves it
-            to the data.
+        epochs: length of one training, of each member where members are trained apart; an upper bound where rows are held out. None
+            leaves it to the data.
         time_limit: seconds of wall time of a fit, after which training ends with what is there.
         validation_fraction: part of the rows that is held out to say when to stop; none of fewer than 100 rows, or with None. 'auto' holds
             out an eighth of each member in turn instead.
-        device: where to train and predict; 'auto' is a GPU of CUDA if there is one, else the processor.
+        device: where to train and predict; 'auto' is CUDA, MPS or the CPU.
         random_state: a whole number makes the same ensemble from the same data, bit for bit on one machine; training then takes one
             thread, and nothing is decided by measuring. None draws anew, and a RandomState is drawn from, in every `fit`.
         verbose: 1 shows progress.
@@ -55,6 +55,11 @@ class EnsembleEstimator(BaseEstimator, ABC):
     ensemble_: Ensemble
     feature_names_in_: np.ndarray
     n_features_in_: int
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        shared = (EnsembleEstimator.__doc__ or "").partition("    Args:\n")[2].rstrip()
+        cls.__doc__ = (cls.__doc__ or "").replace("    Args:\n", f"    Args:\n{shared}\n")
 
     def __init__(
         self,

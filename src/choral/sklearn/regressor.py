@@ -21,8 +21,6 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     """A regressor that is an ensemble of neural networks, each of which predicts a mean and a variance.
 
     Args:
-        method, n_estimators, epochs, time_limit, validation_fraction, device, random_state, verbose: as in
-            `choral.sklearn.estimator.EnsembleEstimator`.
 
     Attributes:
         ensemble_: the `choral.Ensemble`.

@@ -241,8 +241,11 @@ class FixedGaussian(GaussianLikelihood):
 
     def understood(self) -> dict[str, str]:
         """Say how targets are scaled and where the noise comes from."""
-        said = "to be estimated on residuals" if self.precision is None else f"of precision {self.precision}"
-        return super().understood() | {"noise": said}
+        if self.precision is None:
+            return super().understood() | {"noise": "to be estimated on residuals"}
+        stds = torch.tensor(self.precision).view(-1).rsqrt()
+        stds = stds if self.scale is None else self.scale.widen(stds)
+        return super().understood() | {"noise": f"of standard deviation {', '.join(f'{s:.4g}' for s in stds.tolist())}"}
 
 
 @dataclass(frozen=True, kw_only=True)
