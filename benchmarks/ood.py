@@ -1,33 +1,28 @@
 """Can an ensemble tell its own data from other data? Five scores, AUROC / AUPR / FPR95, for many methods.
 
-    python benchmarks/ood.py digits [--seeds 3]
-    CHORAL_DATA=... python benchmarks/ood.py cifar --runs /folder/of/runs
+    python benchmarks/ood.py [--seeds 3]
 
-digits: trains methods on scikit-learn's digits and sets them before two sets of digits-like images made by corruption: the
-test images inverted, shuffled in patches or drowned in noise, and the test images under a common corruption at severity 5
-(each image another one). cifar: takes every finished CIFAR-10 run below a folder (see cifar.py) and compares the CIFAR-10
-test set with the CIFAR-100 test set.
+Trains methods on scikit-learn's digits and sets them before two sets of digits-like images made by corruption: the test images
+inverted, shuffled in patches or drowned in noise, and the test images under a common corruption at severity 5 (each image
+another one). CIFAR-10 against CIFAR-100 is in the tables of paper.py.
 """
 
 import argparse
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from choral.base.errors import ChoralError
 from choral.corruptions import COMMON, corrupt
 from choral.data.images import from_images, strange, to_images
 from choral.ensemble.ensemble import Ensemble
-from choral.fit import fit, load
+from choral.fit import fit
 from choral.metrics import evaluate_ood, ood_scores
 from choral.recipes import make
 from choral.tables.defaults import factory, training_for
 from choral.tables.problems import load_problem
-from datasets import cifar10, loaders
 from machine import write
 
 DIGITS = (
@@ -80,30 +75,6 @@ def digits(seeds: int) -> Iterator[dict[str, Any]]:
             print(f"{method} seed {seed} done", flush=True)
 
 
-def cifar(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield one row for each finished run and score."""
-    _, _, x_test, _ = cifar10()
-    other = loaders().cifar100("test")[0].transpose(0, 3, 1, 2)
-    for plan in sorted(folder.rglob("plan.json")):
-        label = str(plan.parent.relative_to(folder))
-        if not (plan.parent / "results.json").exists():
-            print(f"{label}: not finished, left out")
-            continue
-        try:
-            ensemble = load(plan.parent)
-            first = ensemble.predict(x_test[:2])
-        except (ChoralError, RuntimeError) as error:
-            print(f"{label}: {str(error).splitlines()[0]}, left out")
-            continue
-        if ensemble.task != "classification" or first.probs.shape[-1] != 10:
-            print(f"{label}: not a classifier of ten classes, left out")
-            continue
-        for score, found in evaluate_ood(scores(ensemble, x_test), scores(ensemble, other)).items():
-            row = {"method": label.rsplit("-", 1)[0], "members": ensemble.members, "seed": label.rsplit("-", 1)[-1]}
-            yield row | {"other": "CIFAR-100 test", "score": score, **found}
-        print(f"{label} done", flush=True)
-
-
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return means over seeds."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -130,19 +101,13 @@ def show(table: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Make one of the tables."""
+    """Make the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", choices=["digits", "cifar"])
-    parser.add_argument("--seeds", type=int, default=3, help="of digits")
-    parser.add_argument("--runs", type=Path, help="folder that holds CIFAR-10 runs")
-    arguments = parser.parse_args()
+    parser.add_argument("--seeds", type=int, default=3)
     torch.set_num_threads(1)
-    if arguments.data == "cifar" and arguments.runs is None:
-        parser.error("cifar needs --runs")
-    rows = list(digits(arguments.seeds) if arguments.data == "digits" else cifar(arguments.runs))
-    table = summary(rows)
+    table = summary(list(digits(parser.parse_args().seeds)))
     show(table)
-    print(write(f"ood_{arguments.data}", {"table": table}))
+    print(write("ood_digits", {"table": table}))
 
 
 if __name__ == "__main__":

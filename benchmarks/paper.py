@@ -11,7 +11,6 @@ marked as one, and the page (docs/fidelity.md) does not count it.
 """
 
 import argparse
-import ast
 import hashlib
 import inspect
 import json
@@ -21,7 +20,9 @@ import statistics
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import choral
 import datasets
 import fidelity
 from choral import Compute, metrics
@@ -38,9 +40,9 @@ from choral.data import HorizontalFlip, Normalize, PadCrop, Transform
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.predictions import Predictive, brief_of, scores_of
-from choral.recipes import METHODS
+from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
-from cifar import pruning
+from choral.testing.problems import CALM, PROBLEMS
 from machine import RESULTS, machine
 from protocols import PAPERS, PROTOCOLS
 from protocols.networks import NETWORKS
@@ -94,6 +96,8 @@ def trained(row: Row, recipe: Recipe, seed: int, arguments: argparse.Namespace) 
         validation=None,
         compute=Compute(executor="sequential", checkpoint_seconds=20, device=arguments.device),
     )
+    if row.draws is not None and row.draws > recipe.structure.draws:
+        ensemble.recipe = replace(recipe, structure=replace(recipe.structure, draws=row.draws))
     return ensemble, folder
 
 
@@ -156,6 +160,15 @@ def calibration(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     }
 
 
+def pruning(folder: Path) -> dict[str, Any]:
+    """Return what the log says of nodes that left: the shares that remain, epoch by epoch."""
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    epochs = [e for e in events if e["kind"] == "epoch" and "remaining" in e]
+    curves = {f"{name}_by_epoch": [e["remaining"][0][name] for e in epochs] for name in ("parameters", "flops")}
+    last = {f"{name}_remaining": curves[f"{name}_by_epoch"][-1] for name in ("parameters", "flops") if epochs}
+    return last | curves if epochs else {}
+
+
 def losses(folder: Path) -> list[float]:
     """Return the training loss of every epoch, in the order of the log."""
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -163,7 +176,17 @@ def losses(folder: Path) -> list[float]:
 
 
 def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """Return all measures of a trained line."""
+    """Return all measures of a trained line; those of a run that another table has judged alike are in its folder."""
+    asked = repr(
+        (row.draws, replace(scale, rows=(), epochs=0, seeds=0, hours=0), sorted({*wanted} & {"curve", "losses"}))
+    )
+    place = folder / f"judged-{hashlib.blake2b(asked.encode(), digest_size=5).hexdigest()}.json"
+    if not place.exists():
+        place.write_text(json.dumps(_judged(ensemble, folder, row, scale, wanted)))
+    return dict(json.loads(place.read_text()))
+
+
+def _judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tuple[str, ...]) -> dict[str, Any]:
     _, _, x_test, y_test = (part[: scale.test_rows] for part in arrays(row.data))
     prediction = predicted(ensemble, x_test, row.draws)
     targets = prediction.targets(y_test)
@@ -186,22 +209,22 @@ def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tup
 
 @cache
 def code_of(method: str) -> str:
-    """Return a digest of the code of a recipe and of the classes of its structure, without comments and docstrings.
+    """Return a digest of what a recipe computes: size of its members' weights and spread of its prediction after a short training.
 
-    A line is stale if it was made with other code. The digest says so without the history of the repository, which an archive or a
-    shallow clone does not have; the commit is kept beside it.
+    A line is stale if it was made with another one. Weights are compared to four digits, predictions to three: other machines round
+    differently, and a change of the code that computes the same is none. The commit is kept beside it.
     """
-    build = METHODS[method].build
-    classes = [c for c in type(build().structure).__mro__ if c.__module__.startswith("choral.structures")]
-    state = hashlib.blake2b(digest_size=8)
-    for part in (inspect.getmodule(inspect.unwrap(build)), *classes):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(part)))  # type: ignore[arg-type]  # every function has a module
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list):
-                node.body = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]  # type: ignore[attr-defined]
-        state.update(ast.dump(tree).encode())
-    return state.hexdigest()
+    build, data = PROBLEMS["images"].build, PROBLEMS["images"].data()
+    choice = METHODS[method].options.get("members")
+    several = choice is not None and choice.default not in (1, None)
+    recipe = make(method, budget=12, training=CALM, members=4 if several else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the training is short on purpose
+        ensemble = fit(build, data, recipe, progress=False, compute=Compute(executor="sequential"))
+    sizes = [sum(float(p.double().abs().sum()) for p in state.params.values()) for state in ensemble.states()]
+    spread = float(ensemble._predictive(data[0]).member_probs.double().std())
+    text = " ".join([*(f"{value:.4g}" for value in sizes), f"{spread:.3g}"])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def commit() -> str:
@@ -471,10 +494,10 @@ def status(protocol: Protocol, results: Path) -> tuple[str, str]:
             protocol.why,
         ]
         return ("differs" if wrong else word) + (", stale" if stale else ""), "; ".join(n for n in notes if n)
-    if protocol.earlier:
-        now = f"now {command(protocol, 'cpu')}, {protocol.cpu.hours:g} h" if protocol.cpu else ""
-        notes = (f"`{protocol.earlier}`, an earlier run without a commit", now, protocol.why)
-        return "scaled, stale", "; ".join(n for n in notes if n)
+    if protocol.elsewhere:
+        version = json.loads((RESULTS / protocol.elsewhere).read_text())["machine"]["choral"]
+        word = "scaled" if version == choral.__version__ else "scaled, stale"
+        return word, f"`{protocol.elsewhere}`, version {version}; {protocol.why}"
     if protocol.cpu is not None:
         return "open", "; ".join(
             n for n in (f"{command(protocol, 'cpu')}, {protocol.cpu.hours:g} h", protocol.why) if n
@@ -510,7 +533,7 @@ def page(results: Path = TABLES) -> str:
         "- **scaled**: at a size for two cores, or for minutes (`--scale quick`); the checked statements hold. Numbers of the",
         "  paper are in brackets.",
         "- **differs**: at least one statement of the paper was not reproduced; it is named.",
-        "- **stale**: made with an earlier version of the recipe, or by an earlier command that kept no commit.",
+        "- **stale**: made with a recipe that computed something else than today's, or by an earlier version of choral.",
         "- **open**: not run yet; the command and its hours on two cores.",
         "- **missing**: choral lacks a part that it needs.",
         "- **needs a GPU**: the command is there, two cores are too slow for it.",

@@ -49,11 +49,11 @@ def rates() -> list[dict[str, Any]]:
 
 
 SCALES: dict[str, dict[str, Any]] = {
-    "quick": {"network": "resnet8_narrow", "data": "cifar10", "points": 2_000, "epochs": 10, "minimum": 4},
+    "quick": {"network": "small_cnn", "data": "cifar10", "points": 2_000, "epochs": 20, "minimum": 4},
     "cpu": {"network": "resnet18_quarter", "data": "cifar10", "points": 15_000, "epochs": 10, "minimum": 8},
     "paper": {"network": "resnet50", "data": "cifar100", "points": None, "epochs": 200, "minimum": 64},
 }
-"""At 'cpu' groups may be as narrow as the network is: a quarter of 64 channels, of which members have a fourth."""
+"""At 'cpu' and 'quick' groups may be as narrow as the network is: a quarter of 64 channels, of which members have a fourth."""
 
 
 def line(scale: str, label: str, method: str, paper: Any = None, *, network: str = "", **options: Any) -> Row:
@@ -94,11 +94,11 @@ TABLE_6 = figures(
 
 
 def grid(scale: str) -> tuple[Row, ...]:
-    """Return the lines of Table 5: alpha and gamma, four members; at 'cpu' alpha up to 3."""
+    """Return the lines of Table 5: alpha and gamma, four members; below the paper's scale alpha up to 3, at 'quick' gamma up to 2."""
     return tuple(
         packed(scale, w, 4, g, FIGURES_5[f"{w}-{g}"])
         for w, g in PAIRS
-        if (w, g) != (1, 4) and (scale == "paper" or w < 4)
+        if (w, g) != (1, 4) and (scale == "paper" or w < 4) and (scale != "quick" or g < 4)
     )
 
 
@@ -125,17 +125,17 @@ def stochasticity(scale: str) -> tuple[Row, ...]:
 
 
 def criteria(scale: str) -> tuple[Row, ...]:
-    """Return the lines of Table 6; at 'cpu' the first three."""
-    return tuple(packed(scale, a, m, g, TABLE_6[f"{a}-{m}-{g}"]) for a, m, g in CHOSEN[: 3 if scale == "cpu" else 5])
+    """Return the lines of Table 6; below the paper's scale the first three."""
+    return tuple(packed(scale, a, m, g, TABLE_6[f"{a}-{m}-{g}"]) for a, m, g in CHOSEN[: 5 if scale == "paper" else 3])
 
 
 def by_width(scale: str) -> tuple[Row, ...]:
-    """Return the lines of Figure 8: plain ResNet-18 of several widths."""
-    names = (
-        ("resnet18_quarter", "resnet18_half")
-        if scale == "cpu"
-        else ("resnet18_quarter", "resnet18_half", "resnet18", "resnet18_double")
-    )
+    """Return the lines of Figure 8: plain networks of several widths, ResNet-18 but at 'quick'."""
+    names = {
+        "quick": ("small_cnn", "small_cnn_double"),
+        "cpu": ("resnet18_quarter", "resnet18_half"),
+        "paper": ("resnet18_quarter", "resnet18_half", "resnet18", "resnet18_double"),
+    }[scale]
     return tuple(line(scale, "Single", "single", network=name) for name in names)
 
 
@@ -214,7 +214,18 @@ TABLE_11 = figures(
 
 
 def _both(hours: float, rows: Any, *, paper_hours: float = 300, **options: Any) -> dict[str, Any]:
+    small = {n: v for n, v in options.items() if n not in ("ood", "corruptions")}
     return {
+        "quick": Scale(
+            rows=rows("quick"),
+            epochs=20,
+            hours=0.1,
+            test_rows=2_000,
+            ood="cifar100",
+            severities=(1, 3, 5),
+            corruptions=options.get("corruptions", ())[::3],
+            **small,
+        ),
         "cpu": Scale(
             rows=rows("cpu"), epochs=10, hours=hours, **options | ({"ood": "cifar100"} if "ood" in options else {})
         ),
@@ -232,11 +243,10 @@ PROTOCOLS = (
     Protocol(id="packed-t6", title="Criteria of strangeness", measures=OOD, **_both(3, criteria, ood="cifar10"), why="digits: `ood_digits.json`; " + SVHN),
     Protocol(id="packed-t7", title="Sources of stochasticity", measures=(*MEASURES, "mutual_information"),
              why="non-deterministic kernels are not used; " + SVHN, **_both(3, stochasticity, ood="cifar10"),
-             quick=Scale(rows=stochasticity("quick"), epochs=10, seeds=1, hours=0.1, ood="cifar100", test_rows=2_000),
              claims=(Claim(better="starts", worse="none", measure="mutual_information"),
                      Claim(better="batches", worse="none", measure="mutual_information"))),
     Protocol(id="packed-t8", title="Training and prediction speed", why="on CPUs; `prediction.json` has predictions; on a GPU `gpu.py --device cuda`",
-             earlier="shared_speed.json"),
+             elsewhere="shared_speed.json"),
     Protocol(id="packed-t9", title="Packed ResNet-50 and ResNeXt-50 on CIFAR-10", measures=("accuracy", "nll", "ece", "ood_aupr", "ood_auroc"),
              paper=Scale(epochs=200, seeds=5, hours=150, gpu=True, ood="cifar100", rows=tuple(
                  replace(row, data="cifar10") for row in (
@@ -245,7 +255,7 @@ PROTOCOLS = (
                           paper={"accuracy": 90.4, "nll": 0.4604, "ece": 0.0709, "ood_aupr": 0.904, "ood_auroc": 0.825})))),
              why=SVHN),
     Protocol(id="packed-t10", title="Parameters on ImageNet", compute=efficiency, why="Masksembles left out: the paper counts masks"),
-    Protocol(id="packed-t11", title="UCI regression", measures=("rmse", "mae", "nll"), earlier="uci.json",
+    Protocol(id="packed-t11", title="UCI regression", measures=("rmse", "mae", "nll"),
              figures={name: {"Packed-Ensembles": {"rmse": f["packed_rmse"], "nll": f["packed_nll"]},
                              "Deep Ensembles": {"rmse": f["deep_rmse"], "nll": f["deep_nll"]}} for name, f in TABLE_11.items()},
              cpu=Scale(names=tuple(n for n in SETS if n != "protein"), hours=2, **UCI),

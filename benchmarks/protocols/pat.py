@@ -46,6 +46,11 @@ def small_budget(
     )  # fmt: skip
 
 
+def few(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return lines on 2,000 images in batches of 32, for 'quick'."""
+    return tuple(replace(r, points=2_000, training=replace(r.training or ADAM, batch_size=32)) for r in rows)
+
+
 def pruned(label: str, network: str, sparsity: float, *, child: int = 3, **options: object) -> Row:
     """Return a line of Figure 3: a parent of 8 epochs, eight children of a sparsity."""
     given = {"pruning": "random", "sparsity": sparsity, "parent_epochs": 8, **CHILDREN, **options}
@@ -145,7 +150,11 @@ PROTOCOLS = (
         id="pat-t1",
         title="Accuracy after 16 epochs",
         measures=("accuracy",),
-        quick=Scale(rows=small_budget("lenet_s", points=5_000, batch_size=32), epochs=16, hours=0.1),
+        quick=Scale(
+            rows=tuple(r for n in ("lenet_s", "lenet_m") for r in small_budget(n, points=5_000, batch_size=32)),
+            epochs=16,
+            hours=0.5,
+        ),
         cpu=Scale(
             rows=tuple(r for n in ("lenet_s", "lenet_m", "lenet_l") for r in small_budget(n)), epochs=16, hours=14
         ),
@@ -167,7 +176,6 @@ PROTOCOLS = (
             Claim(better="PAT (AR)", worse="Bagged"),
         ),
         why="DenseNet-121 is not in the zoo",
-        earlier="cifar_pat_l.json",
     ),
     Protocol(
         id="pat-t2",
@@ -195,6 +203,7 @@ PROTOCOLS = (
         id="pat-f3",
         title="Sparsity, units, masks and schedules, ensemble size",
         measures=("accuracy", "curve"),
+        quick=Scale(rows=few(ablations(("lenet_s",), 32, "lenet_s", "lenet_s")), epochs=8, seeds=1, hours=0.3),
         cpu=Scale(rows=ablations(("lenet_s",), 32, "lenet_s", "lenet_s"), epochs=8, seeds=1, hours=12),
         paper=Scale(
             rows=ablations(("lenet_s", "lenet_m", "lenet_l"), 128, "lenet_l", "lenet_m"),

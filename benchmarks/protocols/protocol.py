@@ -124,7 +124,7 @@ class Protocol:
         compute: for what holds without training: a function that returns lines {label, ours, paper}.
         why: what is to be said of it; of what cannot be run, the reason.
         missing: whether choral lacks a part that it needs.
-        earlier: a results file of an older command, shown until the table is run.
+        elsewhere: the results file of another script that makes it.
         figures: the paper's numbers by UCI set, line and measure, where lines are not rows.
     """
 
@@ -138,7 +138,7 @@ class Protocol:
     compute: Callable[[], list[dict[str, Any]]] | None = None
     why: str = ""
     missing: bool = False
-    earlier: str = ""
+    elsewhere: str = ""
     figures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def scale(self, name: str) -> Scale | None:

@@ -129,7 +129,6 @@ PROTOCOLS = (
         ),
         claims=(Claim(better="SAE, 200", worse="AE, 200", measure="tv"),),
         why=MISSING,
-        earlier="hmc_imdb.json",
     ),
     Protocol(id="sae-t3", title="Architectures", compute=architectures),
     Protocol(id="sae-t4", title="Members by budget", compute=allocation),
