@@ -410,9 +410,9 @@ def select_members(member_log_scores: Tensor, *, members: int) -> MemberSelectio
 
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.
     """
+    values, cost = mixture(member_log_scores)
     if members > len(member_log_scores):
         raise InputError(f"members is {members} but there are {len(member_log_scores)} to choose from.")
-    values, cost = mixture(member_log_scores)
     chosen, nll = zip(*itertools.islice(_choices(values, cost, again=False), members))
     kept = 1 + nll.index(min(nll))
     return MemberSelection(indices=chosen[:kept], nll=nll[:kept])
