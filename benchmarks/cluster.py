@@ -88,7 +88,7 @@ def makespan(leaves: Sequence[Any], workers: int, seconds: Callable[[Any], float
     """Return when the last leaf is done: a free worker takes the first leaf that is ready.
 
     >>> from choral.recipes import deep_ensemble
-    >>> from choral.engine.leaf import cut
+    >>> from choral.engine.run import cut
     >>> makespan(cut(deep_ensemble(epochs=15, members=5).plan, 1), 2, lambda leaf: 10.0)
     30.0
     """
@@ -109,7 +109,7 @@ def makespan(leaves: Sequence[Any], workers: int, seconds: Callable[[Any], float
 
 def bound(method: str, epochs: int, workers: int) -> float:
     """Return how much faster so many workers can be: a parent is trained before its children."""
-    from choral.engine.leaf import cut
+    from choral.engine.run import cut
 
     leaves = cut(recipe_of(method, epochs).plan, 1)
     return makespan(leaves, 1, lambda leaf: leaf.epochs) / makespan(leaves, workers, lambda leaf: leaf.epochs)

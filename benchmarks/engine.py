@@ -22,8 +22,7 @@ from choral.data.sources import TensorSource
 from choral.engine.events import Log
 from choral.engine.flops import Flops
 from choral.engine.job import Job
-from choral.engine.leaf import cut
-from choral.engine.run import Run
+from choral.engine.run import Run, cut
 from choral.engine.store import MemberStore
 from choral.engine.task import make_task
 from choral.engine.validation import Rules

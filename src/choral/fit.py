@@ -21,10 +21,9 @@ from choral.data.inputs import Transforms
 from choral.engine.compute import Compute, OnExisting, Store, is_far, using
 from choral.engine.events import Callback
 from choral.engine.files import sha256
-from choral.engine.folder import claimed, run_of
+from choral.engine.folder import claimed, run_of, settle
 from choral.engine.job import Call, Job, call_of, in_agreement
 from choral.engine.parts import Parts, parts_of
-from choral.engine.preparation import settle
 from choral.engine.run import carry_out
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit

@@ -28,12 +28,10 @@ from choral.engine.checkpoint import (
 from choral.engine.compute import using
 from choral.engine.events import Callback, Log
 from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
-from choral.engine.folder import environment, run_of
+from choral.engine.folder import check_same, environment, run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
-from choral.engine.leaf import Leaf, cut
-from choral.engine.preparation import check_same
-from choral.engine.run import Run
+from choral.engine.run import Leaf, Run, cut
 from choral.engine.store import MemberStore, file_name
 from choral.plan.walk import Place
 from choral.recipes.recipe import Recipe

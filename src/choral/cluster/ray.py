@@ -19,7 +19,7 @@ from choral.cluster.leaf import Field, Plot, admitted, key_of, leaves_of, train_
 from choral.cluster.storage import storage_of
 from choral.engine.events import events_in
 from choral.engine.folder import read_plan
-from choral.engine.leaf import Leaf
+from choral.engine.run import Leaf
 
 _PAUSE = 0.5  # seconds between two looks at what is done
 _SHARE = 20  # listening takes one part in so many of the time, at most

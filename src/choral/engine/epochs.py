@@ -14,11 +14,10 @@ from torch import Tensor
 from choral.base import batches, devices, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, DivergedError, RunError, warn
-from choral.engine import selection
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.context import acted, for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, stopped
-from choral.engine.validation import Validation
+from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
 from choral.plan.phases import Every, Train
@@ -210,9 +209,9 @@ class Epochs:
 
     def _end(self) -> None:
         """Leave the phase: with the chosen states and their shares, or the best state where that is kept."""
-        sound = [b for b in self.branches if not self.run.ledger.is_lost(b)]
-        if not (self._selects and selection.settle(sound)):
-            for branch in sound:
+        unlost = [b for b in self.branches if not self.run.ledger.is_lost(b)]
+        if not (self._selects and settle_selection(unlost)):
+            for branch in unlost:
                 branch.state = branch.watch.state or branch.state
         for branch in self.branches:
             branch.watch = Watch()
@@ -225,7 +224,7 @@ class Epochs:
     def _is_settled(self, epoch: int) -> bool:
         """Return whether no choice among the networks has been better for too long."""
         select = self.phase.select if self._selects else None
-        return select is not None and selection.is_tired(select, self.branches, epoch)
+        return select is not None and is_tired(select, self.branches, epoch)
 
     def _mount(self, branches: Sequence[Branch]) -> None:
         parts = [[branch] for branch in branches] if self.apart else [branches]
@@ -344,10 +343,10 @@ class Epochs:
                 watch.best, watch.best_epoch = value, epoch + 1
                 watch.state = branch.state if rules.restore_best else None
         if self.phase.select is not None:
-            sound = [b for b in self.branches if not self.run.ledger.is_lost(b)]
-            now = {i: outputs[branches.index(b)] for i, b in enumerate(sound) if b in branches}
+            unlost = [b for b in self.branches if not self.run.ledger.is_lost(b)]
+            now = {i: outputs[branches.index(b)] for i, b in enumerate(unlost) if b in branches}
             assert isinstance(validation, Validation)
-            selection.choose(self.phase.select, validation, sound, now, epoch + 1)
+            select_networks(self.phase.select, validation, unlost, now, epoch + 1)
         self.run.ledger.count(validation_seconds=self.run.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}
 
@@ -355,7 +354,7 @@ class Epochs:
         """Stop networks that are no longer finite: where some are chosen, others may fail."""
         for branch in branches:
             self._stopped(branch, epoch + 1, "diverged")
-            branch.state = selection.sound(branch.watch) or self._first[branch.place]
+            branch.state = sound(branch.watch) or self._first[branch.place]
         why = {stop["place"]: stop["reason"] for stop in self.run.ledger.stopped}
         # what they were before is no choice
         if branches and all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
