@@ -116,10 +116,8 @@ def engine_overhead(repeats: int) -> dict[str, float]:
     counted.train(None)
 
     def through() -> None:
-        job = Job(recipe, task, source, None, Rules(), {}, 0, "sequential")
-        run = Run(
-            job=job, leaves=cut(job.recipe.plan, 1), store=MemberStore(), checkpoints=None, log=Log(), seconds=1e9
-        )
+        job = Job(recipe, task, source, None, Rules(), {}, 0)
+        run = Run(job=job, leaves=cut(job.recipe.plan, 1), store=MemberStore(), checkpoints=None, log=Log())
         run.flops = counted  # once for a whole run, not part of a step
         run.execute()
 

@@ -158,7 +158,7 @@ def train(
         job = in_agreement(parts, lambda: call.job(parts))  # understands the data and inspects the network
         _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
-            plan, width = settle(folder, job, table=table, threads=compute.threads, on_existing=on_existing, cut=cut)
+            plan, width = settle(folder, job, table=table, on_existing=on_existing, cut=cut)
             if lacking := warning(job.recipe.plan, job.source.points):
                 warn(f"{job.recipe.name}: {lacking}.")
             started = limit.started if isinstance(limit, Limit) else now
@@ -173,8 +173,7 @@ def train(
                         call, job, storage or folder, plan, hear, on_existing=on_existing, started=started
                     )
                 else:
-                    seconds = compute.checkpoint_seconds
-                    store, costs = carry_out(job, folder, plan, width, hear, seconds=seconds, started=started)
+                    store, costs = carry_out(job, folder, plan, width, hear, started=started)
             return _put_together(call, job, store, costs, folder, plan)
 
 

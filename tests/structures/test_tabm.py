@@ -209,7 +209,7 @@ def test_members_with_batches_of_their_own_read_every_point_once_an_epoch(weight
     assert abs(found - float(mean)) < 1e-5
 
 
-def test_own_batches_differ_between_members_and_stacks_take_the_same_steps():
+def test_own_batches_differ_between_members_under_every_executor():
     structure = TabM(members=3, own_batches=True)
     plan = fork(2, Reset(), CALM.phase(3), Collect())
     recipe = Recipe(name="r", structure=structure, plan=plan)

@@ -36,20 +36,12 @@ _GENERIC: dict[Any, Any] = {dict: Mapping, list: Sequence}  # what annotations o
 
 
 def is_whole(value: Any, least: float = -math.inf) -> bool:
-    """Return whether a value is a whole number, of Python or numpy, and large enough.
-
-    >>> is_whole(3), is_whole(True), is_whole(2.0), is_whole(0, 1)
-    (True, False, False, False)
-    """
+    """Return whether a value is a whole number, of Python or numpy, and large enough."""
     return fits(value, int) and bool(value >= least)
 
 
 def is_number(value: Any, least: float = -math.inf) -> bool:
-    """Return whether a value is a finite number that is large enough.
-
-    >>> is_number(0.5), is_number("0.5"), is_number(float("nan"))
-    (True, False, False)
-    """
+    """Return whether a value is a finite number that is large enough."""
     return fits(value, float) and least <= float(value) < math.inf
 
 
@@ -82,10 +74,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
-    """Let a function answer wrong arguments in one sentence before it begins, and take arrays for tensors.
-
-    `accepts` says which annotations are checked.
-    """
+    """Let a function answer wrong arguments in one sentence before it begins, and take arrays for tensors; `accepts` says which annotations count."""
     signature, hints = inspect.signature(function), _hints(function, accepts)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     arrays = {n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)}
@@ -153,14 +142,14 @@ def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -
             continue
         if name in RULES and not RULES[name][0](value):
             raise InputError(f"{where}: {name} is {_shown(value)}; give {RULES[name][1]}.")
-        if name in hints:
-            check_type(where, name, value, hints[name])
+        check_types(where, {name: value}, hints)
 
 
-def check_type(where: str, name: str, value: Any, hint: Any) -> None:
-    """Raise InputError for a value that is not of its annotated type."""
-    if not fits(value, hint):
-        raise InputError(f"{where}: {name} is {_shown(value)}; give {in_words(hint)}.")
+def check_types(where: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise InputError for the first value that is not of its annotated type."""
+    for name, value in values.items():
+        if name in hints and not fits(value, hints[name]):
+            raise InputError(f"{where}: {name} is {_shown(value)}; give {in_words(hints[name])}.")
 
 
 def _tensor(where: str, name: str, value: Any) -> Tensor:
@@ -232,12 +221,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Put torch into the state it starts with: gradients on, no inference mode, no autocast, new tensors on the CPU.
-
-    >>> with torch.no_grad(), plain():
-    ...     torch.is_grad_enabled()
-    True
-    """
+    """Put torch into the state it starts with: gradients on, no inference mode, no autocast, new tensors on the CPU."""
     cpu = torch.device("cpu")
     around = nullcontext() if torch.empty(0).device == cpu else cpu  # the context looks at every call of torch
     with torch.inference_mode(False), torch.enable_grad(), full_precision(), around:

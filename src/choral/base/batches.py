@@ -18,11 +18,7 @@ from choral.base.types import Params
 
 
 def tensor_of(value: Any) -> Tensor:
-    """Return an array, or whatever numpy makes one of, as a tensor that shares its memory where that can be written into.
-
-    >>> tensor_of([1, 2]).tolist()
-    [1, 2]
-    """
+    """Return an array, or whatever numpy makes one of, as a tensor that shares its memory where that can be written into."""
     if isinstance(value, Tensor):
         return value.detach()
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
@@ -54,20 +50,12 @@ def mapped(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
 
 
 def in_order(tensor: Tensor) -> Tensor:
-    """Return a tensor with its axes in memory order, also where `contiguous` is content: torch takes images of one channel for channels last.
-
-    >>> in_order(torch.zeros(2, 3, 3, 1).movedim(-1, 1)).stride()
-    (9, 9, 3, 1)
-    """
+    """Return a tensor with its axes in memory order, also where `contiguous` is content: torch takes images of one channel for channels last."""
     return tensor.reshape(-1).view(tensor.shape)
 
 
 def named_leaves(batch: Batch, name: str = "x") -> Iterator[tuple[str, Tensor]]:
-    """Yield every leaf with the words by which a user would reach it.
-
-    >>> [name for name, _ in named_leaves({"a": torch.zeros(2), "b": (torch.ones(1),)})]
-    ["x['a']", "x['b'][0]"]
-    """
+    """Yield every leaf with the words by which a user would reach it, such as x['a'] and x['b'][0]."""
     if isinstance(batch, Tensor):
         yield name, batch
     else:
@@ -96,12 +84,7 @@ def chunks(batch: Batch, size: int) -> Sequence[Batch]:
 
 
 def merged(function: Callable[[list[Tensor]], Tensor], batches: Sequence[Batch]) -> Batch:
-    """Return one batch, each of whose leaves is made of the leaves at that place in several batches of equal structure.
-
-    >>> merged(torch.stack, [{"a": torch.zeros(1)}, {"a": torch.ones(1)}])
-    {'a': tensor([[0.],
-            [1.]])}
-    """
+    """Return one batch, each of whose leaves is made of the leaves at that place in several batches of equal structure."""
     return filled(batches[0], [function(list(same)) for same in zip(*map(leaves, batches))])
 
 
@@ -141,10 +124,7 @@ def in_words(batch: Batch) -> str:
 
 
 def gathered(value: Any, leaf: Callable[[Any, str], Tensor], name: str = "x") -> Batch:
-    """Return what a user gave as a batch: mappings and tuples, and lists of arrays, are trees; all else is one array.
-
-    `leaf` makes a tensor of an array, given what it is called in errors.
-    """
+    """Return what a user gave as a batch: mappings and tuples, and lists of arrays, are trees; `leaf` makes a tensor of an array and its name."""
     if isinstance(value, Mapping):
         found: Batch = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
     elif isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
@@ -219,11 +199,7 @@ def _type_name(dtype: torch.dtype) -> str:
 
 
 def stack(trees: Sequence[Params]) -> Params:
-    """Return one dict of tensors with a first axis over the given dicts, which hold equal names and shapes.
-
-    >>> stack([{"a": torch.zeros(2)}, {"a": torch.ones(2)}])["a"].tolist()
-    [[0.0, 0.0], [1.0, 1.0]]
-    """
+    """Return one dict of tensors with a first axis over the given dicts, which hold equal names and shapes."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 

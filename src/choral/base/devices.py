@@ -27,21 +27,13 @@ def usable(device: str | torch.device) -> torch.device:
 
 
 def is_processor(device: torch.device) -> bool:
-    """Return whether torch computes where Python runs, so that a call costs little and returns when it is done.
-
-    >>> is_processor(torch.device("cpu")), is_processor(torch.device("cuda"))
-    (True, False)
-    """
+    """Return whether torch computes where Python runs, so that a call costs little and returns when it is done."""
     return device.type in ("cpu", "meta")
 
 
 @lru_cache(maxsize=256)
 def constant(values: tuple[float, ...] | float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers as a tensor, copied to a device once; never to be written into.
-
-    >>> constant((1.0, 2.0), torch.float32, torch.device("cpu")).tolist()
-    [1.0, 2.0]
-    """
+    """Return numbers as a tensor, copied to a device once; never to be written into."""
     return torch.tensor(values, dtype=dtype).to(device)
 
 

@@ -105,11 +105,7 @@ def _mix_block(h: npt.NDArray[np.uint32]) -> None:
 
 
 def words(*keys: int) -> Tensor:
-    """Return the keys as int32 words for `keyed`: shape (2,) for one key, (key, 2) for several.
-
-    >>> words(5).shape, words(5, 6, 7).shape
-    (torch.Size([2]), torch.Size([3, 2]))
-    """
+    """Return the keys as int32 words for `keyed`: shape (2,) for one key, (key, 2) for several."""
     return torch.tensor([(_signed(k), _signed(k >> 32)) for k in keys], dtype=torch.int32).squeeze(0)
 
 
@@ -118,12 +114,7 @@ def _times(word: Word, factor: int) -> Word:
 
 
 class Stream:
-    """The key of the running forward pass and the number of draws made so far.
-
-    Args:
-        key: as in `keyed`, or its two words.
-        step: as there.
-    """
+    """The key of the running forward pass, or its two words, its step, and the number of draws made so far."""
 
     def __init__(self, key: int | Tensor | tuple[Word, Word], step: int | Tensor):
         words = (_signed(key), _signed(key >> 32)) if isinstance(key, int) else (key[0], key[1])
@@ -148,17 +139,6 @@ class Stream:
         first = _mix(self.low ^ salt)
         return first, _mix(self.high + salt2 + first)
 
-    def generator(self, device: torch.device) -> torch.Generator:
-        """Return a generator for the next site, for functions of torch that draw in ways of their own."""
-        if now().part is not None or not self.by_number:
-            raise InputError(
-                "the network draws by a function of torch that can draw neither for several members at once nor for a part of a batch, such as "
-                "uniform_ or bernoulli_; draw with nn.Dropout, torch.rand_like or torch.bernoulli, or use executor='sequential' without "
-                "data_parallel and accumulate, and a method whose members are networks of their own."
-            )
-        first, second = self.next_words()
-        return torch.Generator(device).manual_seed((first & 0xFFFFFFFF) << 32 | second & 0xFFFFFFFF)
-
 
 class Part(NamedTuple):
     """Which rows of a batch a forward pass is given: the first of them, how many, and the rows of the whole batch."""
@@ -169,30 +149,19 @@ class Part(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """A rate of dropout as draws use it, for one network or, as tensors that vmap maps, for many.
-
-    Draws of 32 bits below the threshold drop; what is kept is multiplied by the scale.
-    """
+    """A rate of dropout as draws use it, or tensors of rates that vmap maps: draws of 32 bits below the threshold drop, the rest is scaled."""
 
     threshold: int | Tensor
     scale: float | Tensor
 
     @staticmethod
     def of(rate: float) -> "Rate":
-        """Return a rate from 0 to below 1.
-
-        >>> Rate.of(0.5).scale
-        2.0
-        """
+        """Return a rate from 0 to below 1."""
         return Rate(_threshold(rate), 1.0 / (1.0 - rate))
 
 
 class Kept:
-    """Values drawn from parameters, kept from one call to the next by their sites, up to a number of bytes.
-
-    Where key, step and parameter stay the same, as in prediction, a weight need not be drawn again: one row of a Bayesian perceptron of
-    3 x 512 takes a tenth of the time.
-    """
+    """Values drawn from parameters, kept from call to call by their sites, up to a number of bytes: a Bayesian perceptron 3 x 512 predicts a row in a tenth."""
 
     def __init__(self, most: int):
         self.most = most
@@ -304,12 +273,7 @@ def integers(high: int, shape: Sequence[int], *, device: torch.device, rows: int
 
 
 def index(high: int, *, device: torch.device) -> int | Tensor:
-    """Return one draw, uniform on 0..high-1: the number that `integers` gives, as a Python int where the key is one.
-
-    >>> with keyed(7):
-    ...     index(5, device=torch.device("cpu"))
-    4
-    """
+    """Return one draw, uniform on 0..high-1: the number that `integers` gives, as a Python int where the key is one."""
     stream = now().stream
     if stream is not None and stream.by_number:  # a tenth of the time
         first, second = stream.next_words()
@@ -351,11 +315,7 @@ def dropout(x: Tensor, rate: float | Rate, *, rows: int | None = 0, shape: Seque
 
 
 def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Return a value drawn from a tensor, or the one drawn here from the same tensor in an earlier call, where those are kept.
-
-    It must depend on nothing but the tensors of its layer and the running stream; not on the input. In prediction a tensor has one value
-    in a pass, also if its layer is called for one chunk of the batch after the other.
-    """
+    """Return a value drawn from a tensor and the running stream alone, or the one drawn here from it in an earlier call, where those are kept."""
     stream, kept = now().stream, now().kept
     if stream is None:
         return make()
@@ -389,14 +349,7 @@ def _inner(key: Any, around: Stream, **changes: Any) -> Iterator[None]:
 
 
 def repeated(key: int) -> AbstractContextManager[None]:
-    """Make the draws of the block follow `key` and the running step, whatever the running key; outside of one, torch's own.
-
-    >>> with keyed(1, step=3), repeated(7):
-    ...     a = index(100, device=torch.device("cpu"))
-    >>> with keyed(2, step=3), repeated(7):
-    ...     a == index(100, device=torch.device("cpu"))
-    True
-    """
+    """Make the draws of the block follow `key` and the running step, whatever the running key; outside of one, torch's own."""
     outer = now().stream
     return nullcontext() if outer is None else _inner(key, outer)
 
@@ -440,10 +393,7 @@ def common() -> AbstractContextManager[None]:
 
 
 def _dropping(dims: int) -> Callable[..., Any]:
-    """Return what stands for a dropout function, whose arguments torch gives all by name.
-
-    It drops elements or, with `dims` axes after theirs, whole channels, at the layer's rate or the one that is given from outside.
-    """
+    """Return what stands for a dropout function: it drops elements or, with `dims` axes after theirs, whole channels."""
 
     def drop(input: Tensor, p: float, training: bool, **_: Any) -> Any:
         shape = (*input.shape[: input.dim() - dims], *[1] * dims)
@@ -531,20 +481,6 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
     return outputs.view(*joined.shape[:-1], -1), (averaged if given.need_weights else None)
 
 
-def _lend(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Give a function of torch that takes a generator one of the next site."""
-    stream = now().stream
-    if stream is None or kwargs.get("generator") is not None:
-        return NotImplemented
-    device = next((a.device for a in args if isinstance(a, Tensor)), torch.device(kwargs.get("device") or "cpu"))
-    return function(*args, **kwargs | {"generator": stream.generator(device)})
-
-
-_LENT = (
-    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.multinomial, torch.poisson),
-    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_),
-    *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial),
-)
 _CAUGHT: dict[Any, Callable[..., Any]] = {
     torch.dropout: lambda input, p, train: _dropping(0)(input, p, train),
     F.dropout: _dropping(0),
@@ -558,7 +494,6 @@ _CAUGHT: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: _multi_head,
     F.scaled_dot_product_attention: _attention,
 }
-_CAUGHT.update({function: partial(_lend, function) for function in _LENT})
 """What stands for functions of torch in keyed blocks; NotImplemented where torch's own does as well."""
 
 

@@ -6,7 +6,8 @@ A message says where, what was received, what is accepted and what to do, in one
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,22 @@ class InputError(ChoralError, ValueError):
 
 class NotFiniteError(InputError):
     """Numbers that are to be measured are NaN or infinite."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def explained(how: Callable[[Exception], ChoralError]) -> Iterator[None]:
+    """Raise what `how` makes of an error that code of the user's raises in the block; choral's own errors pass."""
+    try:
+        yield
+    except ChoralError:
+        raise
+    except Exception as error:  # code of the user's may fail in any way
+        raise how(error) from error
 
 
 def needed(module: str, extra: str) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy as is_unsettled
 
 from choral.base.batches import Batch, filled, in_order, in_words, leaves, made_up, mapped, named_leaves
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError, did_you_mean, first_line
 from choral.base.values import Function, Value
 
 
@@ -231,8 +231,7 @@ def _spread(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _unread(batch: Batch, error: Exception) -> str:
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"cannot read x: a batch {in_words(batch)} gave the error '{said}'"
+    return f"cannot read x: a batch {in_words(batch)} gave the error '{first_line(error)}'"
 
 
 def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:

@@ -39,10 +39,7 @@ LOCK = threading.RLock()
 
 
 class _Lent(TorchDispatchMode):
-    """Lends a generator to the operations of the block that draw from a global one, and notes which drew.
-
-    Modes are seen by their own thread alone.
-    """
+    """Lends a generator to the operations of the block, in this thread, that draw from a global one, and notes which drew."""
 
     def __init__(self, generator: torch.Generator):
         super().__init__()
@@ -86,11 +83,7 @@ def _taking_generator(func: Any) -> Any | None:
 
 @contextmanager
 def seeded(seed: int, *place: int | str) -> Iterator[list[str]]:
-    """Make code that is not ours and draws from torch's global generator draw from the generator of a place instead.
-
-    The numbers are those that `torch.manual_seed(key(seed, *place))` would give. The global generator itself is not touched, so
-    other threads neither disturb the block nor are disturbed by it. The block is given the names of the operations that drew.
-    """
+    """Make code that draws from torch's global generator, which is not touched, draw as after `manual_seed(key(seed, *place))`; yields names of what drew."""
     with _Lent(generator(seed, *place)) as lent:
         yield lent.names
 

@@ -23,11 +23,7 @@ def visible(text: str) -> str:
 
 
 def short(name: str, most: int = 60) -> str:
-    """Return a name on one line, with its middle left out if it is long.
-
-    >>> short("a" * 50 + "b" * 50, most=11)
-    'aaaaa…bbbbb'
-    """
+    """Return a name on one line, with its middle left out if it is long."""
     line = " ".join(visible(name).split())
     half = (most - 1) // 2
     return line if len(line) <= most else f"{line[:half]}…{line[-half:]}"
@@ -60,11 +56,7 @@ def grows(name: str) -> bool:
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, columns to the right but the first.
-
-    >>> text_table([["method", "nll"], ["single", "0.25"]])
-    ['method   nll', 'single  0.25']
-    """
+    """Return the lines of a table, columns to the right but the first."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in rows]
 

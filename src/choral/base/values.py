@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from choral.base.arguments import bound, check_type, is_plain
+from choral.base.arguments import bound, check_types, is_plain
 from choral.base.errors import InputError, did_you_mean
 
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -44,15 +44,12 @@ class _Checked(ABCMeta):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Return a value of checked arguments."""
             args, kwargs = _of_python(args), _of_python(kwargs)
-            hints = _hints(cls.__name__)
-            given = bound(cls.__name__, _signature(cls), args, kwargs)
-            for name, value in given.arguments.items():
-                if is_plain(hints.get(name)):
-                    check_type(cls.__name__, name, value, hints[name])
+            name, hints = cls.__name__, _hints(cls.__name__)
+            given = bound(name, _signature(cls), args, kwargs).arguments
+            check_types(name, {n: v for n, v in given.items() if is_plain(hints.get(n))}, hints)
             made = super().__call__(*args, **kwargs)
-            for field in fields(cls) if is_dataclass(cls) else ():
-                if field.name in given.arguments:
-                    check_type(cls.__name__, field.name, getattr(made, field.name), hints.get(field.name, Any))
+            if is_dataclass(cls):
+                check_types(name, {f.name: getattr(made, f.name) for f in fields(cls) if f.name in given}, hints)
             return made
 
         @property
@@ -62,12 +59,7 @@ class _Checked(ABCMeta):
 
 
 def _of_python(given: Any) -> Any:
-    """Return numbers of numpy, alone or in tuples, lists and dicts, as those of Python, which files and messages can hold.
-
-    >>> import numpy as np
-    >>> _of_python((np.int64(2), {"rate": np.float32(0.5)}, [np.bool_(True)], "a"))
-    (2, {'rate': 0.5}, [True], 'a')
-    """
+    """Return numbers of numpy, alone or in tuples, lists and dicts, as those of Python, which files and messages can hold."""
     if isinstance(given, np.generic):
         return given.astype(float).item() if given.dtype.kind == "f" else given.item()
     if type(given) in (tuple, list):
@@ -135,8 +127,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
             f"kind {kind!r} is not known; known kinds: {', '.join(sorted(_KINDS))}.{did_you_mean(str(kind), _KINDS)}"
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
-    for name, value in given.items():
-        check_type(kind, name, value, _hints(kind).get(name, Any))
+    check_types(kind, given, _hints(kind))
     return _KINDS[kind](**given)
 
 
@@ -162,15 +153,7 @@ def digest(data: str | bytes) -> str:
 
 
 def portrait(value: Any) -> str:
-    """Return a short text of a value that changes with what it holds or does, and is the same in the next process.
-
-    A function counts by its source text, defaults, attributes and enclosed values, and by the constants, functions and classes it
-    names; an object by its class and what pickle would store of it; an array by the SHA-256 of its bytes. Comments are part of the source
-    text. Code typed where Python keeps no text counts by its instructions. Code of installed packages counts by its name.
-
-    >>> portrait([1, {"rate": 0.5}])
-    "(1, {'rate': 0.5})"
-    """
+    """Return a short text of a value that changes with what it holds or does (a function by its source text and what that names), and is the same in the next process."""
     return _Portrait().of(value)
 
 
@@ -311,13 +294,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True)
 class Function(Value):
-    """A function given by the user, which a plan names but never writes: a plan read from a file has its name and digest alone.
-
-    Args:
-        name: module and qualified name.
-        digest: of its portrait: source text, settings and enclosed values.
-        call: the function itself, None after reading a file.
-    """
+    """A function given by the user, which a plan names but never writes: a plan read from a file has its name and the digest of its portrait alone."""
 
     name: str
     digest: str = ""
@@ -325,11 +302,7 @@ class Function(Value):
 
     @staticmethod
     def of(function: Callable[..., Any]) -> "Function":
-        """Return a function as a value.
-
-        >>> Function.of(len).name
-        'builtins.len'
-        """
+        """Return a function as a value."""
         named: Any = function
         while isinstance(named, functools.partial):
             named = named.func

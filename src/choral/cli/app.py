@@ -185,7 +185,7 @@ def fit(
         method = METHOD  # what is chosen is chosen within one process
     typed = context.params | {"method": method}
     ready = cluster_runs.understood(typed, quiet=running.silent)
-    validation.rules_of(ready.validation, ready.early_stopping, time_limit, ready.folds)
+    validation.rules_of(ready.validation, ready.early_stopping, ready.folds)
     usual = Path("runs") / f"{Path(data).name.split('.')[0] or Path(data).name}-{ready.name}"
     folder = usual if far or out is None else Path(out)  # of this machine, for what is made of the run
     where = out if out is not None and far else folder

@@ -151,7 +151,7 @@ def _state(leaf: Leaf) -> str:
 def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -> Field:
     """Return what the leaves of a run have in common; RunError unless the call is the one its plan was settled for, on the same torch."""
     job = call.job()
-    check_same(storage.where, plan["identity"], identity_of(job, executor=job.executor))
+    check_same(storage.where, plan["identity"], identity_of(job))
     begun, now = plan["environment"], environment(plan["environment"]["threads"]) | job.task.parts.environment
     if begun != now:
         raise RunError(
@@ -196,7 +196,6 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
             store=store,
             checkpoints=checkpoints,
             log=log,
-            seconds=field.call.compute.checkpoint_seconds,
             open={} if leaf.after is None else {leaf.after: Stack(origins, leaf.origins)},
         )
         run.ledger.failed = dict(failed)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from choral.base.arguments import is_number, is_whole
-from choral.base.errors import ChoralError, InputError, RunError, warn
+from choral.base.errors import ChoralError, InputError, RunError, first_line, warn
 from choral.base.values import Value
 from choral.cluster.leaf import Field, Plot, admitted, key_of, leaves_of, train_leaf
 from choral.cluster.storage import storage_of
@@ -76,7 +76,7 @@ class Ray(Value):
                 ray.init(**start | self.options)
             except Exception as error:  # a slow start raises nothing more precise
                 raise RunError(
-                    f"Ray at {self.address or 'this machine'} cannot be reached ({_said(error)}); check the address."
+                    f"Ray at {self.address or 'this machine'} cannot be reached ({first_line(error)}); check the address."
                 ) from error
         workers = RayWorkers(self, ray)
         try:
@@ -153,17 +153,10 @@ class RayWorkers:
             cause = error.cause
             if isinstance(cause, ChoralError):
                 return str(cause)
-            return f"leaf '{leaf.path}': {type(cause or error).__name__}: {_said(cause or error)}"
+            return f"leaf '{leaf.path}': {type(cause or error).__name__}: {first_line(cause or error)}"
         except self.ray.exceptions.RayError as error:
-            return (
-                f"leaf '{leaf.path}': its worker or machine died, and it was not to be started again ({_said(error)})"
-            )
+            return f"leaf '{leaf.path}': its worker or machine died, and it was not to be started again ({first_line(error)})"
         return ""
-
-
-def _said(error: BaseException) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class Ear:
@@ -201,11 +194,7 @@ _UNDERSTOOD: dict[str, tuple[Any, Field]] = {}
 
 
 def _train(call: list[Any], run_dir: Any, path: str, key: str, after: Any) -> str:
-    """Train a leaf in a worker; return the digest of its members.
-
-    `call` is the reference of the run's arguments, in a list so that they are fetched only if they are needed; `key` is the leaf's as
-    whoever started the task sees it; `after` is what the task of the leaf it goes on from returned.
-    """
+    """Train a leaf in a worker, behind the task of the leaf it goes on from; return the digest of its members. `call` holds the reference of the arguments."""
     import ray
 
     name = call[0].hex()

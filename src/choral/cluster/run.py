@@ -56,10 +56,7 @@ def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> C
 
 
 def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[int], int]:
-    """Return what says how a run is cut: branches stacked in a leaf, at most.
-
-    `stack` is what the user asked for; None takes all that fit into memory, or shares the branches of the largest fork among `slots`.
-    """
+    """Return what says how many branches a leaf stacks: `stack`, or all that fit into memory, or the largest fork's shared among `slots`."""
     forks = [1]
     walk(plan, None, Visitor(enter=lambda phase, _: forks.append(phase.branches if isinstance(phase, Fork) else 1)))
 
@@ -78,7 +75,7 @@ def settle_leaves(
 ) -> dict[str, Any]:
     """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
     cut = cut_by(call.recipe.plan, stack, slots)
-    plan, _ = settle(folder, job, table=call["table"], threads=call.compute.threads, on_existing=on_existing, cut=cut)
+    plan, _ = settle(folder, job, table=call["table"], on_existing=on_existing, cut=cut)
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
@@ -204,10 +201,7 @@ def carry_out_leaves(
     on_existing: OnExisting,
     started: float,
 ) -> tuple[MemberStore, dict[str, Any]]:
-    """Train what is not yet trained of a run in leaves, one leaf after the other; return its members and what it cost.
-
-    `call` and `job` are what is to be done, as it was said and as it was understood; the call began at `started`, by time.perf_counter.
-    """
+    """Train what is not yet trained of a run in leaves, one leaf after the other; return its members and what it cost."""
     storage = where if isinstance(where, Storage) else Storage(where)
     if on_existing == "extend" or job.task.parts.size > 1:
         what = "extended" if on_existing == "extend" else "trained by processes that share batches (data_parallel)"
@@ -230,10 +224,7 @@ def carry_out_leaves(
 
 
 def _plot_of(field: Field, log: Log) -> Plot:
-    """Return the leaves of a run that are not trained yet, or of which something is lost; counts of all leaves are added up.
-
-    Events are written to the log while they come; `_conclude` puts them in plan order.
-    """
+    """Return the leaves that are not trained yet, or of which something is lost; counts of all leaves are added up."""
     log.rewind(0)
     counted: dict[str, dict[str, float]] = {}
     waiting: list[Leaf] = []
@@ -256,11 +247,7 @@ def _plot_of(field: Field, log: Log) -> Plot:
 
 
 def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Return the sums of counts.
-
-    >>> total([{"epochs": 2}, {"epochs": 3, "steps": 1}])
-    {'epochs': 5, 'steps': 1}
-    """
+    """Return the sums of counts."""
     found = Counter[str]()
     for one in counts:
         found.update(one)
@@ -294,7 +281,7 @@ def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, A
         for number in (n for leaf in field.leaves.values() for n in leaf.members):
             if field.store.path(number).exists():
                 store.put(number, field.store.get(number))
-    run = Run(job=field.job, leaves=(), store=store, checkpoints=None, log=Log(), seconds=0.0)
+    run = Run(job=field.job, leaves=(), store=store, checkpoints=None, log=Log())
     for manifest in manifests.values():
         run.ledger.failed |= manifest.failed
         run.ledger.stopped += manifest.stopped

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from choral.base.errors import ChoralError, InputError, RunError
+from choral.base.errors import ChoralError, InputError, RunError, first_line
 from choral.engine.compute import Store, is_far
 from choral.engine.files import write_bytes
 from choral.engine.folder import RUN_FILES
@@ -162,9 +162,9 @@ class RemoteStorage(Storage):
                 raise
             except Exception as failed:  # a file system of anybody's may fail in any way
                 error = failed
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        assert error is not None
         raise RunError(
-            f"{self.where}: {what} ({said}), {self.store.tries} times; look at the store and the network, then run the same command again."
+            f"{self.where}: {what} ({first_line(error)}), {self.store.tries} times; look at the store and the network, then run the same command again."
         ) from error
 
 

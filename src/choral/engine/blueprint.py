@@ -79,18 +79,7 @@ def floats_of(network: nn.Module) -> torch.dtype:
 
 
 class Blueprint:
-    """Makes joint networks for states: builds, converts, shrinks, and moves values in and out.
-
-    Args:
-        build: a factory of plain networks, or a network, which is copied and serves as the given parent; several where
-            members differ in their layers (the first is what others are forms of).
-        structure: how members share weights.
-        device: where networks live.
-        images: whether inputs are images, which convolutions read with channels last unless the interface avoids it.
-        interface: how the plain network is called, and which of its outputs counts.
-        floats: the type that joint networks are brought to; None leaves them as they are built.
-        built: a plain network that `build` made, which spares building another one where its values do not matter.
-    """
+    """Makes joint networks for states: builds, converts, shrinks, and moves values in and out. Several builds where members differ in layers."""
 
     def __init__(
         self,
@@ -135,10 +124,7 @@ class Blueprint:
 
     @property
     def brings_weights(self) -> bool:
-        """Whether the user hands over trained weights: in a network, or by a function that returns most weights alike under two seeds.
-
-        A network too small to tell trained weights from drawn ones is taken at its word.
-        """
+        """Whether the user hands over trained weights; a network too small to tell them from drawn ones is taken at its word."""
         if self.parent is not None:
             return self.has_learned or all(p.numel() < _TELLING for p in self.parent.parameters())
         return self._share_alike > 0.5
@@ -311,11 +297,7 @@ def state_of(network: nn.Module, *, here: bool = False) -> State:
 
 
 def redraw(network: nn.Module) -> None:
-    """Draw every parameter of a network afresh, in place.
-
-    Modules that know how to reset themselves do so. Parameters of other modules are shuffled: random values with the
-    distribution the given ones have. What is frozen keeps its values, and so do the buffers of wholly frozen modules.
-    """
+    """Draw every parameter afresh, in place: by reset methods, or by shuffling the given values; what is frozen keeps its values."""
     kept = {t: t.detach().clone() for t in _frozen_tensors(network)}
     covered: set[int] = set()
     for module in network.modules():

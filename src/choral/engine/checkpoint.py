@@ -49,11 +49,7 @@ class Watch:
 
 @dataclass
 class Branch:
-    """One network on its way: its place in the plan (up to its last fork) and its state.
-
-    `is_new` says whether it was trained since it began or was last collected; `watch` is of its present training phase; `variant`, which
-    follows from the place, says in what it differs from other branches.
-    """
+    """One network on its way: its place in the plan (up to its last fork), its state, and what validation has seen of it in its present phase."""
 
     place: Place
     state: State | None = None
@@ -90,10 +86,7 @@ class Stack:
 
 @dataclass
 class Snapshot:
-    """Where a run stands: phases done, epochs of the running one, its ledger and log, and once read back its open branches.
-
-    `whole` is there if the time is up: the members that were there before what is wound up is kept.
-    """
+    """Where a run stands: phases done, epochs of the running one, its ledger and log, and once read back its open branches."""
 
     position: int
     epoch: int
@@ -146,11 +139,7 @@ def failed_from(content: Iterable[dict[str, Any]]) -> dict[Place, str]:
 
 @dataclass
 class Checkpoints:
-    """The checkpoint folder of a run.
-
-    Only what this process wrote or read whole is trusted, never a file because of its name: after a damaged checkpoint
-    was passed over, its files are written again and the good one before it stays until two new ones are there.
-    """
+    """The checkpoint folder of a run. Only files that this process wrote or read whole are trusted, never one because of its name."""
 
     folder: Path
     changed: Callable[[], None] | None = None  # called after every change

@@ -62,6 +62,10 @@ class Compute(Value):
                 raise InputError(f"{name} is {value!r}; give a whole number of 1 or more.")
         if self.time_limit is not None and not (is_number(self.time_limit, 0) and self.time_limit > 0):
             raise InputError(f"time_limit is {self.time_limit!r}; give a number of seconds above 0.")
+        if self.data_parallel and self.executor == "vectorized":
+            raise InputError(
+                "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out."
+            )
         if not is_number(self.checkpoint_seconds, 0):
             raise InputError(f"checkpoint_seconds is {self.checkpoint_seconds!r}; give 0 or more.")
 
@@ -100,11 +104,7 @@ class Store(Value):
 
 
 def is_far(run_dir: Any) -> bool:
-    """Return whether a run folder is a URL rather than a path of this machine.
-
-    >>> is_far("s3://bucket/run"), is_far("runs/one")
-    (True, False)
-    """
+    """Return whether a run folder is a URL rather than a path of this machine."""
     return isinstance(run_dir, Store) or (isinstance(run_dir, str) and "://" in run_dir)
 
 
@@ -114,15 +114,7 @@ _SMALL_STACK = 1 << 23  # the same where products of many networks are one opera
 
 @contextmanager
 def using(count: int) -> Iterator[None]:
-    """Give torch's operations this many threads within the block, and the user's number afterwards.
-
-    >>> before = torch.get_num_threads()
-    >>> with using(3):
-    ...     torch.get_num_threads()
-    3
-    >>> torch.get_num_threads() == before
-    True
-    """
+    """Give torch's operations this many threads within the block, and the user's number afterwards."""
     before = torch.get_num_threads()
     if count == before:
         yield
@@ -135,11 +127,7 @@ def using(count: int) -> Iterator[None]:
 
 
 class Counting(TorchDispatchMode):
-    """Counts the floating-point operations of this thread; torch's own counter would put hooks into the modules of all threads.
-
-    `total` is all of them, `modules` those of each module that `calls` names, without the modules within it, by kind. `formulas` are
-    those of operations that torch has none for.
-    """
+    """Counts floating-point operations of this thread: in all, and of each module named by `calls` without the modules within it."""
 
     def __init__(self, calls: Calls | None = None, formulas: Mapping[Any, Any] | None = None):
         super().__init__()
@@ -161,14 +149,7 @@ class Counting(TorchDispatchMode):
 
 
 def operations(network: nn.Module, rows: int, run: Callable[[], Any]) -> float:
-    """Return the floating-point operations of one row in a forward pass: every weight is used once, or as torch counts.
-
-    torch knows no formula for recurrent layers.
-
-    >>> layer = nn.Linear(3, 4, bias=False)
-    >>> operations(layer, 5, lambda: layer(torch.ones(5, 3)))
-    24.0
-    """
+    """Return the floating-point operations of one row in a forward pass: every weight is used once (recurrent layers), or as torch counts."""
     with Counting() as counted:
         run()
     return max(counted.total / rows, 2.0 * sum(p.numel() for p in network.parameters()))

@@ -30,10 +30,7 @@ def target_shift(states: Sequence[State]) -> torch.Tensor | None:
 
 
 def weights_of(source: Source, subsets: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Return the weights of all points, (point,) for one branch and (branch, point) for several; None if all count alike.
-
-    They average 1 over the points that a branch is trained on.
-    """
+    """Return the weights of all points, (point,) or (branch, point), averaging 1 over the points a branch is trained on; None if all count alike."""
     held = source.weights
     if held is None:
         return None
@@ -53,16 +50,9 @@ def parts_in(points: int, batch_size: int, among: tuple[int, int]) -> list[tuple
     return [(c, Part(c - a, d - c, b - a)) for (a, b), (c, d) in zip(whole, own)]
 
 
-def for_members(values: torch.Tensor, structure: Structure, *, stacked: bool) -> torch.Tensor:
-    """Return values (..., point) or (branch, ...) for structures whose members have batches of their own: a row for each of them.
-
-    Shapes: (point, ...) -> (member, point, ...); stacked, (branch, point, ...) -> (branch * member, point, ...).
-    """
-    if not structure.own_batches:
-        return values
-    if not stacked:
-        return values.expand(structure.members, *values.shape)
-    return values.repeat_interleave(structure.members, 0)
+def for_members(values: torch.Tensor, structure: Structure) -> torch.Tensor:
+    """Return values (point, ...) as (member, point, ...) for structures whose members have batches of their own."""
+    return values.expand(structure.members, *values.shape) if structure.own_batches else values
 
 
 def picked(shift: torch.Tensor, order: torch.Tensor, start: int, y: torch.Tensor) -> torch.Tensor:
@@ -86,10 +76,7 @@ _BATCH = 256
 
 
 def acted(phase: Starter | Operator, state: State | None, context: "BranchContext") -> State:
-    """Return what a starter makes, or an operator of a state; one that draws from a global generator is refused.
-
-    Its draws would depend on what the process drew before, so that a resumed run would give other members.
-    """
+    """Return what a starter makes, or an operator of a state; draws from a global generator are refused: a resumed run would make other ones."""
     with rng.seeded(0, "watched") as unkeyed:
         if isinstance(phase, Starter):
             new = phase.begin(context)

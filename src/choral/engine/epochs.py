@@ -6,14 +6,14 @@ A group: branches of equal shapes that take their training steps together.
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from choral.base import batches, devices, rng
-from choral.base.batches import Batch
-from choral.base.errors import ChoralError, DivergedError, RunError, warn
+from choral.base.errors import DivergedError, RunError, explained, warn
 from choral.engine.checkpoint import Branch, Watch
 from choral.engine.context import acted, for_members, order_of, parts_in, picked, target_shift, weights_of
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, stopped
@@ -42,10 +42,7 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
 
 
 class Group:
-    """The trainer of some branches in one training phase, and the points and rules it is given.
-
-    A branch that has stopped keeps its place here, but nothing is done to it.
-    """
+    """The trainer of some branches in one training phase, and the points and rules it is given. A stopped branch keeps its place."""
 
     def __init__(self, run: "Run", phase: Train, branches: Sequence[Branch], suffix: Place):
         self.run, self.phase, self.branches, self.suffix = run, phase, list(branches), suffix
@@ -56,7 +53,7 @@ class Group:
         self.steps = phase.epochs * self.per_epoch
         self.seen = min(self.per_epoch * phase.batch_size, self.points[0])  # points of a branch in one epoch
         self.shift, self.weights = (
-            values if values is None else for_members(values, run.task.structure, stacked=len(self.branches) > 1)
+            values if values is None else for_members(values, run.task.structure)
             for values in (target_shift([b.reached for b in self.branches]), weights_of(run.source, self.subsets))
         )
         kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
@@ -92,14 +89,9 @@ class Group:
             if self.shift is not None:
                 y = y + devices.moved(picked(self.shift, order, start, y), y.device)
             own = None if self.weights is None else picked(self.weights, order, start, y)
-            x, y, own = self._by_branch(x, y, own)
-            try:
+            where = f"in epoch {epoch + 1}, batch {i + 1},"
+            with explained(partial(stopped, where=where, x=x, stacked=len(self.branches) > 1)):
                 trainer.step(x, y, Pace(step, step / self.steps if annealed else 1.0, rate), own, part)
-            except ChoralError:
-                raise
-            except Exception as error:  # code of the user's may fail in any way
-                where, stacked = f"in epoch {epoch + 1}, batch {i + 1},", len(self.branches) > 1
-                raise stopped(error, where, x, stacked=stacked) from error
             if step == 0 and not trainer.catch and any(branch.variant.get("dropout") for branch in self.branches):
                 said = "branches differ in dropout, but the network has no dropout layer, so they do not; give it some"
                 self.run.ledger.log.event(kind="warning", message=f"{said} (nn.Dropout).")
@@ -118,16 +110,6 @@ class Group:
         if not structure.own_batches:
             return branches
         return [(rng.key(k, "member", m), n, s) for k, n, s in branches for m in range(structure.members)]
-
-    def _by_branch(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
-        """Return what all readers read as (branch, member, batch, ...), where members of several branches read."""
-        if len(self.branches) == 1 or not self.run.task.structure.own_batches:
-            return x, y, weights
-
-        def apart(t: Tensor) -> Tensor:
-            return t.unflatten(0, (len(self.branches), -1))
-
-        return batches.mapped(apart, x), apart(y), None if weights is None else apart(weights)
 
     def _apply(self, unit: str, finished: int, total: int) -> None:
         """Apply the rules that are due after so many steps or epochs."""
@@ -153,10 +135,7 @@ _ROOM = 0.75
 
 
 class Epochs:
-    """The epochs of one training phase for branches of equal shapes, whose states are set when `finished` is called, and at the end.
-
-    `suffix` is the place of the phase, from where the branches begin; `apart` lets them take turns, epoch by epoch, instead of being stacked.
-    """
+    """The epochs of one training phase for branches of equal shapes; `apart` lets them take turns instead of being stacked."""
 
     def __init__(self, run: "Run", phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
         self.run, self.phase, self.branches, self.suffix = run, phase, list(branches), suffix
@@ -167,10 +146,7 @@ class Epochs:
     def execute(
         self, begin: int, due: Callable[[], bool], finished: Callable[[int], None], late: Callable[[int], None]
     ) -> None:
-        """Train from an epoch on to the end, or until all have stopped.
-
-        `finished` is called with the number of epochs done when states are `due`, `late` when the time is up, before anybody stops.
-        """
+        """Train to the end, or until all have stopped; states are set when `finished` is called with the epochs done, if `due`, and when `late` is."""
         if begin == 0:
             self._begin()
         if not self.phase.epochs or (begin == 0 and self.run.is_late):

@@ -46,10 +46,7 @@ def together(call: Pass, count: int, each: int) -> Tensor:
 
 
 def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> int:
-    """Return how many of some passes to map at a time; 1 where convolutions, recurrent layers or attention depend on a draw.
-
-    `run` is a pass of the network for few points, with draws of the key.
-    """
+    """Return how many of some passes to map at a time; 1 where convolutions, recurrent layers or attention depend on a draw."""
     if count == 1:
         return 1
     drawn, seen = 0, list[Tensor]()
@@ -97,10 +94,7 @@ _UNMAPPABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what
 
 
 class Trees:
-    """Copies of one module tree that share its tensors: each call runs one of its own, so that calls never meet.
-
-    `torch.func.functional_call` puts tensors into the modules it runs; two threads must not do that to the same ones.
-    """
+    """Copies of one module tree that share its tensors: functional_call writes into modules, so each thread runs one of its own."""
 
     def __init__(self, network: nn.Module):
         self.pristine = network.eval()
@@ -250,10 +244,7 @@ class PlainEvaluator:
 
 
 class StackedEvaluator:
-    """Small networks in one mapped call for few points, where calls take the time; for many, where arithmetic does, one by one.
-
-    20 perceptrons (8-50-1) answer one row 2.4 times faster so, and 100 rows 1.7 times.
-    """
+    """Small networks in one mapped call for few points (20 perceptrons 8-50-1: 1.7 times faster for 100 rows), one by one for many."""
 
     def __init__(self, plain: PlainEvaluator):
         self.plain, self.numbers, self.operations = plain, plain.numbers, plain.operations
@@ -333,14 +324,7 @@ KEPT = 1 << 26  # numbers of all networks that are kept loaded, at most
 
 
 class Evaluation:
-    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it.
-
-    Args:
-        task: structure, transforms, device, precision.
-        store: where the states are.
-        count: how many there are.
-        plain: run networks one by one, in the type the task's networks have, whatever that of the states is.
-    """
+    """The networks of an ensemble, in stacks of equal shapes, each with the evaluator that suits it; `plain` runs them one by one."""
 
     def __init__(self, task: Task, store: MemberStore, count: int, *, plain: bool = False):
         self._task, self._store, self._count, self._plain = task, store, count, plain
@@ -362,14 +346,7 @@ class Evaluation:
 
     def once(self, x: Batch, *, batch_size: int) -> Tensor:
         """Return what `outputs` returns, up to rounding, for a single call: nothing is kept or stacked for later ones."""
-        found: dict[int, Tensor] = {}
-        x = batches.moved(x, self._task.device)
-        for stack in self._stacks()[0]:
-            plain = PlainEvaluator(self._task, self._store, stack, keep=False)
-            plain.look(copied(batches.part(x, slice(2))))
-            with using(self._settle_threads(plain, x, batch_size)):
-                found |= dict(zip(stack, plain.outputs(x, batch_size)))
-        return torch.cat([found[i] for i in range(self._count)])
+        return Evaluation(self._task, self._store, self._count, plain=True).outputs(x, batch_size=batch_size)
 
     def _settle_threads(self, evaluator: Evaluator, x: Batch, size: int) -> int:
         most = torch.get_num_threads()

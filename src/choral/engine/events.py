@@ -111,10 +111,7 @@ def events_in(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def unfinite(state: State, blueprint: Blueprint) -> str:
-    """Return which weight or buffer of a state holds NaN or infinity, in a few words; nothing if all are finite.
-
-    A buffer may hold infinities by design (a mask of attention): those that a newly built network holds too do not count.
-    """
+    """Return which weight or buffer holds NaN or infinity, in a few words; infinities that a new network holds too do not count."""
     for name, p in state.params.items():
         if not _is_finite(p):
             return f"{name} holds {_worst(p)}"

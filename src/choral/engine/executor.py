@@ -6,18 +6,18 @@ of the time, of 2 x 512 1.3 times, LeNet-S 1.5 to 1.9 times.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 
-from choral.base import batches, devices
-from choral.base.errors import ChoralError, InputError
+from choral.base import devices
+from choral.base.errors import ChoralError, InputError, explained, first_line
 from choral.base.order import Calls
 from choral.base.types import Params
 from choral.engine.blueprint import state_of
 from choral.engine.compute import threads_for
-from choral.engine.context import for_members
 from choral.engine.job import Job
 from choral.engine.task import Task
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, stopped
@@ -29,13 +29,6 @@ WIDEST = 512  # branches stacked at once, at most
 _BYTES = 2 << 30  # of stacked parameters, gradients and optimizer memory
 STACKED = 200_000  # parameters of a network below which calls, not arithmetic, take the time of a step on a processor
 _OFF, _ROUNDING = 0.02, 1e-3  # of a gradient, and of the largest one, that rounding may change
-
-
-class Settled(NamedTuple):
-    """The executor of a run: its name, and how many branches of a fork are trained together, at most."""
-
-    name: str
-    width: int
 
 
 def _first_train(plan: Phase) -> tuple[Train, int] | None:
@@ -54,36 +47,33 @@ def _first_train(plan: Phase) -> tuple[Train, int] | None:
     return found[0] if found else None
 
 
-def choose(job: Job, asked: str, settled: str | None) -> Settled:
-    """Return the executor that was asked for, or the one that an earlier part of the same run settled on."""
-    task, found = job.task, _first_train(job.recipe.plan)
-    numbers = sum(p.numel() for p in task.blueprint.network().parameters())
+def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
+    """Return the executor, that which an earlier part of the run settled on or was asked for, and how many branches it stacks at most."""
+    task, found, wanted = job.task, _first_train(job.recipe.plan), settled or job.compute.executor
+    network = task.blueprint.network()
+    numbers = sum(p.numel() for p in network.parameters())
     widest = max(1, min(WIDEST, _BYTES // (16 * max(numbers, 1))))
-    sequential = Settled("sequential", WIDEST if job.is_together else 1)
-    vectorized = Settled("vectorized", WIDEST if job.is_together else widest)
-    wanted = settled or asked
-    if task.precision == "fp16":  # each network has a scale of its own
-        if wanted == "vectorized":
-            raise InputError(
-                "precision='fp16' scales the losses of each network apart; give executor='sequential', or precision='bf16'."
-            )
+    sequential = "sequential", WIDEST if job.is_together else 1
+    if task.precision == "fp16" and wanted == "vectorized":
+        raise InputError(
+            "precision='fp16' scales the losses of each network apart; give executor='sequential', or precision='bf16'."
+        )
+    if task.precision == "fp16" or wanted == "sequential" or task.structure.own_batches:
         return sequential
-    if wanted == "sequential":
-        return sequential
-    if wanted == "vectorized":
-        if settled is None and found is not None:
-            _check_stackable(job, found[0])
-        return vectorized
-    if found is None or widest == 1 or not found[0].optimizer.elementwise or task.ragged or task.findings.remembers:
-        return sequential
-    convolves = holds(task.blueprint.network(), nn.modules.conv._ConvNd)
-    if devices.is_processor(task.device) and (numbers >= STACKED or convolves):
-        return sequential
+    if wanted == "auto":
+        slower = numbers >= STACKED or holds(network, nn.modules.conv._ConvNd)
+        if found is None or widest == 1 or not found[0].optimizer.elementwise or task.ragged or task.findings.remembers:
+            return sequential
+        if devices.is_processor(task.device) and slower:
+            return sequential
     try:
-        _check_stackable(job, found[0])
+        if found is not None and settled is None:
+            _check_stackable(job, found[0])
     except InputError:  # such as recurrent networks: they are trained one by one
-        return sequential
-    return vectorized
+        if wanted == "auto":
+            return sequential
+        raise
+    return "vectorized", WIDEST if job.is_together else widest
 
 
 def _check_stackable(job: Job, phase: Train) -> None:
@@ -100,10 +90,9 @@ def _check_stackable(job: Job, phase: Train) -> None:
         except ChoralError:
             raise
         except UNMAPPED as error:
-            said = str(error).strip().splitlines()[0]
             raise InputError(
                 f"executor='vectorized' cannot train this network: in {running.where or 'its loss'}, torch.func.vmap stops "
-                f"with '{said}'; use executor='sequential'."
+                f"with '{first_line(error)}'; use executor='sequential'."
             ) from error
     wrong = _differing(_gradients(PlainTrainer, job, phase, keys=[1]), many, task)
     if wrong:
@@ -124,25 +113,14 @@ def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) 
     trainer.mount([state.having(slots=slots)] * len(keys), keys)
     order = torch.arange(min(source.points, phase.batch_size))
     stacked = len(keys) > 1
-    rows = for_members(order.expand(len(keys), -1) if stacked else order, task.structure, stacked=stacked)
-    x, y = next(iter(source.epoch(rows, phase.batch_size)))
-    if task.structure.own_batches and stacked:
-        x, y = batches.mapped(lambda t: t.unflatten(0, (len(keys), -1)), x), y.unflatten(0, (len(keys), -1))
-    try:
+    x, y = next(iter(source.epoch(order.expand(len(keys), -1) if stacked else order, phase.batch_size)))
+    with nullcontext() if stacked else explained(partial(stopped, where="on a first batch,", x=x)):
         trainer.step(x, y, Pace(0, 0.0, 0.0))
-    except Exception as error:  # code of the user's may fail in any way
-        if stacked or isinstance(error, ChoralError):
-            raise
-        raise stopped(error, "on a first batch,", x) from error
     return trainer.gradients()
 
 
 def _differing(alone: Params, stacked: Params, task: Task) -> str | None:
-    """Return the parameter whose gradient is another one in a stack, beyond rounding; None if there is none.
-
-    torch.func passes over what is not a function of weights and inputs: weights that forward writes into or reads from a list or
-    dict of its own, the padding of some embeddings.
-    """
+    """Return the parameter whose gradient in a stack is another one beyond rounding: torch.func passes over what is no function of weights and inputs."""
     lost = next((name for name in alone if name not in stacked), None)
     if lost is not None or task.precision != "fp32":  # other gradients are too coarse to tell
         return lost

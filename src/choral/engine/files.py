@@ -22,13 +22,7 @@ from choral.base.errors import RunError
 
 
 def expect(content: Any, fields: Mapping[str, Any], where: str) -> Any:
-    """Return a dict if it has these fields, each of its type; RunError names the first that has not.
-
-    A name that ends in '?' may be left out. Of list[str] and the like only the outer type is looked at: checksums tell damage.
-
-    >>> expect({"forms": [None, {}]}, {"forms": list, "info?": dict}, "f.choral")
-    {'forms': [None, {}]}
-    """
+    """Return a dict if it has these fields, each of its outer type ('?' marks those that may be left out); RunError names the first that has not."""
     found = content if isinstance(content, dict) else {}
     for name, kind in fields.items():
         field = name.removesuffix("?")
@@ -53,13 +47,7 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 
 
 def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None = None) -> str:
-    """Write a file aside, force it to disk, then rename it into place; return its SHA-256.
-
-    Args:
-        path: where to; a link of this name is replaced, not followed.
-        data: all of it, in one piece or several.
-        within: a folder that must not be left on the way: a folder below it that is a link to elsewhere is refused.
-    """
+    """Write a file aside, force it to disk, then rename it into place, not through links and not out of `within`; return its SHA-256."""
     parts = [data] if isinstance(data, bytes) else data
     state = hashlib.sha256()
     try:
@@ -126,11 +114,7 @@ def sha256(data: bytes) -> str:
 
 
 def digest_of(content: Any) -> str:
-    """Return the SHA-256 of plain content, whatever the order of its keys.
-
-    >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
-    True
-    """
+    """Return the SHA-256 of plain content, whatever the order of its keys."""
     plain = json.loads(json.dumps(content))  # keys as a file gives them back
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 

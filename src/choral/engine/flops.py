@@ -31,10 +31,7 @@ _ALL = "*"
 
 
 def _convolution_backward(grad: Any, x: Any, weight: Any, *settings: Any, **_: Any) -> int:
-    """Return the operations of a convolution's gradients: each costs as much as the forward pass, grouped or not.
-
-    torch's own formula takes the gradient of a grouped convolution's weights for a dense one.
-    """
+    """Return the operations of a convolution's gradients, each as much as the forward pass; torch's formula takes grouped ones for dense."""
     transposed, output_mask = settings[4], settings[-1]
     places = (x if transposed else grad)[2:]
     forward = 2 * grad[0] * math.prod(places) * math.prod(weight)
@@ -42,10 +39,7 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *settings: Any, **_: A
 
 
 def _recurrent(x: Any, *weights: Any, **_: Any) -> int:
-    """Return the operations of a recurrent layer that is one kernel: every step by every weight.
-
-    Shapes: x (step, batch, feature); weights begin with those of inputs and states: two matrices, or a list of all.
-    """
+    """Return the operations of a recurrent layer that is one kernel: every step by every weight; x is (step, batch, feature)."""
     first = weights[0]
     matrices = first if isinstance(first, list | tuple) and first and not isinstance(first[0], int) else weights[:2]
     return 2 * math.prod(x[:-1]) * sum(math.prod(w) for w in matrices if len(w) > 1)
@@ -109,10 +103,7 @@ class Flops:
         return whole - sum((1 - int(m.sum()) / m.numel()) * counts.weights[n][of] for n, m in known.items())
 
     def remaining(self, state: State, share: Mapping[str, float]) -> dict[str, float]:
-        """Return the parameters and operations still at work, as shares of those of the network that was built.
-
-        `share` is that of nodes at work in each layer that can lose some, of those its tensors hold in the state's form.
-        """
+        """Return the parameters and operations still at work, as shares of the built network; `share` is that of nodes at work in each layer."""
         built, now = self._of(None), self._of(state.form)
         closed = sum((1 - part) * now.sizes.get(layer, 0) for layer, part in share.items())
         idle = sum((1 - part) * now.layers.get(layer, 0) for layer, part in share.items())
@@ -187,11 +178,7 @@ class Forecast:
 
 
 def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
-    """Return what a plan costs, by counting the networks it will train.
-
-    Operators whose effect on cost is known beforehand are applied to a network that is not trained; one branch of a fork
-    stands for all of them. What depends on training (gates that close) counts as if it never came.
-    """
+    """Return what a plan costs by the networks it will train; what depends on training (gates that close) counts as if it never came."""
     flops, found = Flops(task, source), Forecast()
 
     def train(phase: Train, place: Place, reached: _Reached) -> _Reached:

@@ -87,11 +87,7 @@ def claimed(folder: Path | None) -> Iterator[None]:
 
 
 def folder_name(name: str) -> str:
-    """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere.
-
-    >>> folder_name("snapshot_2")
-    'snapshot_2'
-    """
+    """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere."""
     odd = not isinstance(name, str) or name in ("", ".", "..")
     if odd or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
         raise InputError(
@@ -194,7 +190,6 @@ def settle(
     job: Job,
     *,
     table: Table | None,
-    threads: int | None = None,
     on_existing: OnExisting = "resume",
     cut: Callable[[int], int] | None = None,
 ) -> tuple[dict[str, Any], int]:
@@ -204,50 +199,43 @@ def settle(
         folder: the claimed run folder; None keeps nothing.
         job: what is to be done.
         table: how a table's columns became inputs.
-        threads: as many as the user asked for; None keeps those the run was begun with, or settles them.
         on_existing: as in `choral.fit`.
         cut: gives the width of the leaves of a new run that other processes may train, from that of its executor; None for none.
     """
-    parts, overwrite, executor = job.task.parts, on_existing == "overwrite", job.executor
+    parts, overwrite, limit = job.task.parts, on_existing == "overwrite", job.compute.time_limit
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
-    if parts.size > 1:
-        if executor == "vectorized":
-            raise InputError(
-                "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out, or give 'sequential'."
-            )
-        executor = "sequential"
     if not parts.writes:  # what the first process settles holds for all
         plan: dict[str, Any] = parts.agreed({})
-        return plan, choose(job, plan["executor"], plan["executor"]).width
-    identity = None if folder is None else identity_of(job, executor=executor)
+        return plan, choose(job, plan["executor"])[1]
+    identity = None if folder is None else identity_of(job)
     stored = None if folder is None or overwrite else read_plan(folder)
     if folder is not None and identity is not None and stored is not None:
         stored = _gone_on(folder, stored, identity, job, table, extend=on_existing == "extend")
     held = stored or {}
-    wanted = threads or held.get("environment", {}).get("threads")
+    wanted = job.compute.threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(job, stacked=False)
     with using(count):
-        settled = choose(job, executor, held.get("executor"))
-    if not wanted and settled.name == "vectorized":
+        executor, width = choose(job, held.get("executor"))
+    if not wanted and executor == "vectorized":
         count = choose_threads(job, stacked=True)
     plan = stored or {
         "identity": identity,
         "environment": environment(count) | parts.environment,
-        "executor": settled.name,
+        "executor": executor,
         "network": job.task.blueprint.spec(),
         "describe": job.recipe.describe(),
         "table": None if table is None else table.to_dict(),
         "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": _command(), "choral": __version__},
-        **({} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(settled.width)}}),
-        **({} if job.rules.time_limit is None else {"time_limit": job.rules.time_limit}),
+        **({} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(width)}}),
+        **({} if limit is None else {"time_limit": limit}),
     }
     if folder is not None:
         if overwrite:
             clear(folder)  # once nothing more is refused
         if stored is None:
             write_json(folder / "plan.json", plan, within=folder)
-    return parts.agreed(plan), settled.width
+    return parts.agreed(plan), width
 
 
 def _gone_on(
@@ -267,7 +255,7 @@ def _gone_on(
         noted = _extended(folder, stored, identity)
         stored = stored | {"identity": identity, "describe": job.recipe.describe(), "extended": noted}
         write_json(folder / "plan.json", stored, within=folder)
-    return _prolonged(folder, stored, job.rules.time_limit)
+    return _prolonged(folder, stored, job.compute.time_limit)
 
 
 def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -334,10 +322,7 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
 
 
 def _prolonged(folder: Path, stored: dict[str, Any], limit: float | None) -> dict[str, Any]:
-    """Return the plan of a run folder with another time limit; what an ended run had wound up with is taken back.
-
-    A limit is of all parts of the run together; a smaller one than that which ended the run leaves it as it is.
-    """
+    """Return the plan with another time limit, that of all parts of the run; what an ended run had wound up with is taken back."""
     before = stored.get("time_limit")
     if limit == before:
         return stored

@@ -22,11 +22,7 @@ _LONGEST = 50  # characters of one side of a difference
 
 
 def fingerprint(*networks: nn.Module) -> dict[str, Any]:
-    """Return the layers and the code of freshly built networks, as plain content, so that another or an edited one is noticed.
-
-    `layers` has every module by name, with its class, its attributes and the shapes of its tensors; `code` is a digest of the source
-    text of the user's own classes, and of the functions and constants they name. Installed packages count by the names of their classes.
-    """
+    """Return the layers (class, attributes, shapes) and the digest of the user's source text of new networks, so that another or edited one is noticed."""
     layers: dict[str, list[str]] = {}
     for number, network in enumerate(networks):
         layers |= {f"{number}/{name}" if number else name: parts for name, parts in _layers(network)}
@@ -123,7 +119,7 @@ _PARTS = ("epochs", "times", "branches", "members", "draws")
 _PLAIN = ("Recipe", "Train")  # kinds whose fields are what users call them
 
 
-def identity_of(job: "Job", *, executor: str) -> dict[str, Any]:
+def identity_of(job: "Job") -> dict[str, Any]:
     """Return what every later call into the same folder must repeat."""
     task, source, recipe = job.task, job.source, job.recipe
     network = task.blueprint.fingerprint()
@@ -136,7 +132,7 @@ def identity_of(job: "Job", *, executor: str) -> dict[str, Any]:
         "interface": task.blueprint.interface.to_dict(),
         "likelihood": task.likelihood.to_dict(),
         "network": network | initial(task.blueprint.joint(0, "initial")),
-        "executor": executor,
+        "executor": job.compute.executor,
         "device": task.device.type,
         "precision": task.precision,
     }

@@ -7,8 +7,9 @@ these records; it refuses or warns of what would otherwise give wrong members wi
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, ConversionError, InputError, warn
+from choral.base.errors import ChoralError, ConversionError, InputError, explained, first_line, warn
 from choral.base.interface import Interface, described, is_lazy, pick, why_not_read
 from choral.base.order import Called, Calls, evaluating, parameters_of
 from choral.base.rng import global_states, moved
@@ -82,10 +83,7 @@ def inspect_plain(
     output: Any,
     device: torch.device,
 ) -> Plain:
-    """Build the plain network and run it on the first points; the source gives real numbers in its type from now on.
-
-    Transforms of `inputs` and the choice of an `output` are as the user gave them.
-    """
+    """Build the plain network and run it on the first points; the source gives real numbers in its type from now on."""
     with rng.seeded(0, "look"):
         with rng.elsewhere(rng.key(0, "look")):
             network = bare(build)
@@ -124,7 +122,8 @@ def inspect_plain(
     interface = replace(reads, column=outputs.dim() == 1)
     names = {id(p): name for name, p in network.named_parameters()}
     used = parameters_of(outputs)
-    _refuse_hidden(network, [p for p in used if isinstance(p, nn.Parameter) and id(p) not in names])
+    if any(isinstance(p, nn.Parameter) and id(p) not in names for p in used):
+        _refuse_hidden(network)
     made = tuple(calls.of(outputs)) if outputs.requires_grad else ()
     shape = tuple(interface.picked(found).shape[1:])
     needed = frozenset(names[id(p)] for p in used if id(p) in names)
@@ -137,10 +136,7 @@ def inspect_plain(
 
 
 def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interface, Any, Calls, bool]:
-    """Return how a network is called, what it returns for a batch, its calls, and whether it writes into its input.
-
-    Images are given in plain memory order if it cannot read channels last, and gradients are left out if it fails with them.
-    """
+    """Return how a network is called (images in memory order if it cannot read channels last), what it returns, its calls, whether it writes into its input."""
     images = any(t.dim() == 4 for t in batches.leaves(batch))
     layouts = [reads, replace(reads, avoids=("channels_last",))] if images else [reads]
     failed: Exception | None = None
@@ -210,23 +206,21 @@ def _refuse_remembered(what: str) -> NoReturn:
     )
 
 
-def _refuse_hidden(network: nn.Module, strange: Sequence[Tensor]) -> None:
-    """Raise InputError for parameters that the output depends on, of layers that are kept where torch does not see them, such as a list."""
-    if not strange:
-        return
-    sought = {id(p) for p in strange}
+def _refuse_hidden(network: nn.Module) -> NoReturn:
     held = (
-        (f"self.{name} of {type(module).__name__}", m)
+        f"self.{name} of {type(module).__name__}"
         for module in network.modules()
         for name, value in vars(module).items()
-        for m in (value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ())
-        if isinstance(m, nn.Module)
+        if not name.startswith("_") and any(isinstance(m, nn.Module) for m in _entries(value))
     )
-    where = (name for name, m in held if sought & {id(p) for p in m.parameters()})
     raise InputError(
-        f"build: forward uses layers that are kept in {next(where, 'another object')}, where torch does not see them, so they would not be trained, "
+        f"build: forward uses layers that are kept in {next(held, 'another object')}, where torch does not see them, so they would not be trained, "
         "copied or saved with the network; keep them in an nn.ModuleList or nn.ModuleDict."
     )
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
 
 
 def _with_ends(network: nn.Module, interface: Interface, calls: Sequence[Called]) -> Interface:
@@ -273,11 +267,7 @@ def inspect_training(
     rows: int,
     link: str,
 ) -> Findings:
-    """Run a copy of the joint network as training will; raise what would fail, or what would train something else without a word.
-
-    `loss` calls the network it is given on so many first `rows`, and returns their loss; the outputs, where nothing is trained and rows
-    are 0. `link` is the function that the likelihood puts outputs through.
-    """
+    """Run a copy of the joint network on so many first rows as training will; raise what would fail or train something else without a word."""
     trial = _Trial(network, structure, loss, training=rows > 0 or isinstance(network, Joint))
     generators, held = global_states(), attributes(trial.network)
     buffers = {n: b.clone() for n, b in trial.network.named_buffers()}
@@ -404,7 +394,6 @@ def _refuse_past(trial: _Trial, plain: Plain) -> None:
 
 def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
     """Return what to raise for an error of a training call."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if trial.outputs is not None and not isinstance(trial.outputs, Tensor):
         return InputError(
             f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) with a "
@@ -417,24 +406,20 @@ def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
     advice = "give data and a loss that fit its outputs."
     if rows == 1:
         advice = "layers that normalize over a batch need two rows in each: give more rows, or a larger batch_size."
-    return InputError(f"the network cannot be trained on a batch of {rows} row(s): '{said}'; {advice}")
+    return InputError(f"the network cannot be trained on a batch of {rows} row(s): '{first_line(error)}'; {advice}")
 
 
 def _why_not_converted(structure: Structure, running: Calls, error: Exception) -> ConversionError:
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ConversionError(
         f"the plain network reads these data, but not as {type(structure).__name__} converts it: {running.where or 'its output'} gives the "
-        f"error '{said}'; use another method, or change that layer."
+        f"error '{first_line(error)}'; use another method, or change that layer."
     )
 
 
 def _changed(
     trial: _Trial, held: tuple[dict[str, str], dict[str, Tensor]], buffers: dict[str, Tensor], loss: Tensor
 ) -> tuple[str | None, str]:
-    """Return the tensor attribute that carries something from call to call, if there is one; and what changed, in words.
-
-    A tensor that is only left behind, such as the last activations, is the same after another call on the same rows.
-    """
+    """Return the tensor attribute that carries something from call to call (the same after an equal call is only left behind), and what changed, in words."""
     (before, tensors), (plainly, after) = held, attributes(trial.network)
     changed = [n for n in after if n not in tensors or not _is_same(tensors[n], after[n])]
     remembers = None
@@ -460,13 +445,9 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 def outputs_together(network: nn.Module, structure: Structure, x: Batch) -> Tensor:
     """Return what a joint network in evaluation mode makes of a few points, as the plain network reads them (member, batch, ...)."""
     running, rows = Calls(network), batches.rows(x)
-    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), at_means(), running:
-        try:
-            outputs = structure.unfold(network(structure.feed(x, None)[0]))
-        except ChoralError:
-            raise
-        except Exception as error:  # forward code of the user's may fail in any way
-            raise _why_not_converted(structure, running, error) from error
+    why = partial(_why_not_converted, structure, running)
+    with explained(why), torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), at_means(), running:
+        outputs = structure.unfold(network(structure.feed(x, None)[0]))
     if outputs.shape[:2] != (structure.members, rows):
         raise InputError(
             f"the network gave outputs of shape {tuple(outputs.shape)} for {rows} points; the first axes must be "

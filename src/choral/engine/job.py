@@ -37,7 +37,7 @@ class Job:
     rules: Rules  # when training ends before its budget, and what is kept of it
     watched: dict[str, Any]  # what validation was asked for, as part of the run's identity
     seed: int  # root of every draw
-    executor: str  # as the user asked for
+    compute: Compute = Compute()  # where and how, as the user asked for
 
     @property
     def judged_on(self) -> Source:
@@ -62,7 +62,7 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
     job, failed, own = None, None, None
     try:
         job = make()
-        own = identity_of(job, executor=job.executor)
+        own = identity_of(job)
     except Exception as error:  # the others wait to hear of it, whatever it is
         failed = error
     told: list[Any] = [None] * parts.size
@@ -84,11 +84,7 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
 
 
 def folds_of(cv: Any) -> tuple[int | None, Any]:
-    """Return the number of folds of a cross-validation and the groups of its points; InputError for something else.
-
-    >>> folds_of(5), folds_of(None)
-    ((5, None), (None, None))
-    """
+    """Return the number of folds of a cross-validation and the groups of its points; InputError for something else."""
     folds, groups = cv if isinstance(cv, tuple) and len(cv) == 2 else (cv, None)
     if folds is not None and not is_whole(folds, 2):
         raise InputError(f"cv is {cv!r}; give a whole number of 2 or more, (number, groups), or None.")
@@ -140,7 +136,7 @@ class Call:
         whole = source_of(data, target, weight)
         wanted = folds is None and (recipe.is_open or wants_validation(stop))
         validation = chosen(self["validation"], whole.points, wanted=wanted)
-        rules = rules_of(validation, stop, compute.time_limit, folds)
+        rules = rules_of(validation, stop, folds)
         source, held = set_apart(whole, validation, seed, target, weight if is_key(weight) else None)
         recipe = recipe.settled(source.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
         check_batches(whole, recipe.plan)
@@ -149,6 +145,8 @@ class Call:
         given = {name: self[name] for name in ("output", "likelihood")} | {"inputs": self["transforms"]}
         how = {"device": compute.device, "precision": compute.precision}
         parts = parts or parts_of(replace(compute, data_parallel=False))
+        if parts.size > 1:  # a stack is trained in one process
+            compute = replace(compute, executor="sequential")
         task = make_task(self.build, source, recipe, **given, **how, parts=parts)
         recipe = recipe.settled(source.points, task.parameters)
         _say_doubts(task, source, recipe)
@@ -167,7 +165,7 @@ class Call:
             watched = watch.identity(rules)
         elif held is not None:
             watch = Validation(task, held, rules.measure, recipe.combine)
-        return Job(recipe, task, source.placed(task.device), watch, rules, watched, seed, compute.executor)
+        return Job(recipe, task, source.placed(task.device), watch, rules, watched, seed, compute)
 
 
 def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:

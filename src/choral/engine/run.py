@@ -35,10 +35,7 @@ _SHARE = 0.02  # of the time that checkpoints take, at most
 
 @dataclass
 class Leaf:
-    """What is trained in one go.
-
-    Its path is where its first branch begins; `+3` for three more stacked with it, `@1` behind the first fork in it.
-    """
+    """What is trained in one go; its path is where its first branch begins, `+3` for three more stacked with it, `@1` behind the first fork in it."""
 
     path: str
     branches: tuple[Place, ...]  # where they begin
@@ -123,7 +120,6 @@ class Run:
     store: MemberStore  # where members go
     checkpoints: Checkpoints | None  # where states go
     log: Log  # where events go
-    seconds: float  # least time between two checkpoints, longer where one takes more than 2 % of it; 0 takes all there could be
     open: dict[str, Stack] = field(default_factory=dict)  # leaves that others go on from, by their paths
 
     def __post_init__(self) -> None:
@@ -161,7 +157,7 @@ class Run:
     @property
     def is_late(self) -> bool:
         """Whether the time is up, that of all parts of a resumed run; one epoch is trained in any case."""
-        counted, limit = self.ledger.counted, self.rules.time_limit
+        counted, limit = self.ledger.counted, self.job.compute.time_limit
         if limit is None or not counted["epochs"]:
             return False
         return sum(counted.get(f"{what}_seconds", 0.0) for what in ("setup", "train", "validation")) >= limit
@@ -191,11 +187,7 @@ class Run:
         self.refuse_lost()
 
     def mend(self, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
-        """Train lost members (`MemberStore.lost`) again, to the same bytes, past every whole branch; the run has not begun to train.
-
-        Only those collected before the position `until`, the others come anyway, and not those of branches that `failed`. What the run
-        has counted and logged stays as it is.
-        """
+        """Train lost members again, to the same bytes, that were collected before a position and whose branches did not fail; counts and log stay."""
         steps = [(leaf, phase, suffix) for leaf in self.leaves for phase, suffix in leaf.steps]
         places = {
             self.member_of[place + suffix]: place + suffix
@@ -209,7 +201,7 @@ class Run:
             message = f"member {number} is lost ({lost[number]}); training it again from the start of its branch"
             self.log.event(kind="warning", message=message)
         if wanted:
-            job = replace(self.job, rules=replace(self.job.rules, time_limit=None))
+            job = replace(self.job, compute=replace(self.job.compute, time_limit=None))
             again = replace(self, job=job, checkpoints=None, log=Log())
             again.wanted = wanted
             again.train()
@@ -393,7 +385,8 @@ class Run:
 
     def _checkpoint_due(self) -> bool:
         """Return whether it is time: after the seconds asked for, and long enough to repay the last one."""
-        wait = max(self.seconds, self._save_seconds / _SHARE) if self.seconds else 0.0
+        seconds = self.job.compute.checkpoint_seconds
+        wait = max(seconds, self._save_seconds / _SHARE) if seconds else 0.0
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
 
 
@@ -404,21 +397,16 @@ def carry_out(
     width: int,
     listener: Callback | None,
     *,
-    seconds: float,
     started: float,
 ) -> tuple[MemberStore, dict[str, Any]]:
-    """Run a job by its settled plan, or what is left of it; return its members and what it cost.
-
-    Without a folder, members are kept in memory and no checkpoints are taken. At most `width` branches are trained together, and so
-    many `seconds` pass between two checkpoints. The call `started` by time.perf_counter.
-    """
+    """Run a job by its settled plan, or what is left of it; return its members and what it cost. Without a folder nothing is written."""
     store = MemberStore() if folder is None else MemberStore(folder / "members", run=run_of(plan))
     checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
     with closing(Log(None if folder is None else folder / "log.jsonl", listener)) as log:
         apart = plan["executor"] == "sequential"
         leaves = cut(job.recipe.plan, width)
-        run = Run(job=job, leaves=leaves, apart=apart, store=store, checkpoints=checkpoints, log=log, seconds=seconds)
-        if job.rules.time_limit is not None:
+        run = Run(job=job, leaves=leaves, apart=apart, store=store, checkpoints=checkpoints, log=log)
+        if job.compute.time_limit is not None:
             run.setup = job.task.parts.agreed(time.perf_counter() - started)
         costs = _completed(run, folder, plan, started=started)
     if "kept" in costs:

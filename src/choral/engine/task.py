@@ -64,15 +64,11 @@ class Task:
     graphs: dict[Any, Callable[..., list[Tensor]]] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def _own_batches(self) -> bool:
-        return self.structure.own_batches
-
-    @cached_property
     def _mixing(self) -> Mixing | None:
         """The augmentation that mixes rows, if there is one."""
         given = () if isinstance(self.transforms, Mapping) else self.transforms
         found = next((t for t in given if isinstance(t, Mixing)), None)
-        if found is not None and self._own_batches:
+        if found is not None and self.structure.own_batches:
             raise InputError(f"{type(found).__name__} mixes rows of one batch, but members read batches of their own.")
         return found
 
@@ -132,7 +128,7 @@ class Task:
 
         Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
         """
-        structure, each = self.structure, self.structure.members if self._own_batches else 1
+        structure, each = self.structure, self.structure.members if self.structure.own_batches else 1
 
         def apart(t: Tensor) -> Tensor:
             """Return a batch of each member; one without a member axis is every member's."""
@@ -140,7 +136,7 @@ class Task:
 
         with self.autocast():
             mixing, partners, share = self._mixing, None, None
-            if self._own_batches:
+            if self.structure.own_batches:
                 joined = batches.mapped(lambda t: t.flatten(0, 1), x) if by_member else x
                 ready = batches.mapped(apart, self.prepared(joined, training=True))
                 inputs, targets = structure.feed(ready, y if by_member else apart(y))
@@ -156,7 +152,7 @@ class Task:
                 outputs = self.run(network, inputs)
         assert targets is not None
         wide = self.widened(outputs)
-        if self._own_batches or straight:
+        if self.structure.own_batches or straight:
             return self._loss(wide, targets, weights, smoothing)
         loss = self._loss(wide, y[targets], None if weights is None else weights[targets], smoothing)
         if partners is None or share is None:

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.draws import Part
-from choral.base.errors import ChoralError, InputError
+from choral.base.errors import ChoralError, InputError, first_line
 from choral.base.types import Params
 from choral.engine.blueprint import state_of
 from choral.engine.identity import attributes
@@ -197,10 +197,9 @@ _OWN = "mend it and give the same call again; finished parts of a run folder are
 
 def stopped(error: Exception, where: str, x: Batch, *, stacked: bool = False) -> ChoralError:
     """Return what to raise for an error of a training step: where in training it was, and which batch was read."""
-    said = (str(error).strip().splitlines() or [""])[0]
     advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
     return InputError(
-        f"training stopped {where} where the network or the loss gave {type(error).__name__} {said!r} for a batch {batches.in_words(x)}; "
+        f"training stopped {where} where the network or the loss gave {type(error).__name__} {first_line(error)!r} for a batch {batches.in_words(x)}; "
         f"{advice}."
     )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import ChoralError, InputError, NotFiniteError, warn
+from choral.base.errors import InputError, NotFiniteError, explained, warn
 from choral.calibration.members import Loss, greedy_selection
 from choral.data.sources import Source, source_of
 from choral.data.splitting import held_out
@@ -38,11 +38,10 @@ _TAME = 60.0  # outputs below it give finite variances, rates and probabilities,
 
 @dataclass(frozen=True)
 class Rules:
-    """What the user asked for: when to stop, which weights to keep, how long it may take."""
+    """What the user asked for: when to stop, which weights to keep."""
 
     stop: EarlyStopping | None = None  # with a patience
     restore_best: bool = False
-    time_limit: float | None = None
     score: str = "nll"  # of the task, measured unless `stop` says otherwise
 
     @cached_property
@@ -94,9 +93,7 @@ def wants_validation(early_stopping: EarlyStopping | None) -> bool:
     return early_stopping is not None and (early_stopping.patience is not None or early_stopping.restore_best)
 
 
-def rules_of(
-    validation: Any, early_stopping: EarlyStopping | None, time_limit: float | None = None, folds: int | None = None
-) -> Rules:
+def rules_of(validation: Any, early_stopping: EarlyStopping | None, folds: int | None = None) -> Rules:
     """Return the checked wishes of a user; InputError for those that need validation without it."""
     if validation is not None and folds is not None:
         raise InputError("validation and cv both say which points are held out; give one of them.")
@@ -104,9 +101,9 @@ def rules_of(
     if wants_validation(early_stopping) and not watched:
         raise InputError("early_stopping needs held-out points; give validation=0.2 (a share) or validation=(x, y).")
     if early_stopping is None:
-        return Rules(None, watched, time_limit)
+        return Rules(None, watched)
     stop = None if early_stopping.patience is None else early_stopping
-    return Rules(stop, early_stopping.restore_best, time_limit)
+    return Rules(stop, early_stopping.restore_best)
 
 
 def set_apart(
@@ -163,12 +160,9 @@ class Validation:
         ready = self.task.prepared(batches.moved(rows, self.task.device), training=False)
         if batches.described(ready) == self.task.blueprint.interface.reads:  # as those of the inspection
             return
-        try:
+        why = self.task.blueprint.interface.why_not_predicted
+        with explained(lambda error: InputError(f"validation: {why(rows, error)}")):
             self.task.outputs(self.task.blueprint.network().eval(), rows)
-        except ChoralError:
-            raise
-        except Exception as error:  # forward code of the user's may fail in any way
-            raise InputError(f"validation: {self.task.blueprint.interface.why_not_predicted(rows, error)}") from error
 
     def _prediction(self, outputs: Tensor, read: Tensor, weights: Tensor | None) -> Predictive:
         """Return what outputs (row, batch, ...) predict; noise that is estimated after training is estimated on them."""

@@ -16,7 +16,7 @@ from choral.base import batches
 from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
-from choral.base.errors import ChoralError, InputError, NotFiniteError, RunError, no_attribute
+from choral.base.errors import InputError, NotFiniteError, RunError, explained, no_attribute
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
@@ -238,13 +238,9 @@ class Ensemble:
                 )
             return torch.cat(each, 1)
         ready = self._read(x, precision)
-        try:
+        with explained(lambda error: InputError(self._interface.why_not_predicted(ready, error))):
             found = self._evaluation_for(ready, device, precision)
             outputs = found.outputs(ready, batch_size=batch_size, threads=threads)
-        except ChoralError:
-            raise
-        except Exception as error:  # forward code of the user's may fail in any way
-            raise InputError(self._interface.why_not_predicted(ready, error)) from error
         _check_finite(outputs)
         return outputs
 
