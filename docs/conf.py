@@ -43,7 +43,7 @@ myst_enable_extensions = ["dollarmath", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 suppress_warnings = ["config.cache", "myst.xref_missing"] if os.environ.get("CHORAL_DRAFT") else ["config.cache"]
 default_role = "code"
-autodoc_member_order, autodoc_typehints = "bysource", "none"
+autodoc_member_order, autodoc_typehints, autodoc_preserve_defaults = "bysource", "none", True
 napoleon_use_ivar = True
 copybutton_exclude = ".linenos, .gp, .go"
 sphinx_gallery_conf = {
@@ -81,6 +81,6 @@ def formula(self, node, inline=True):
 
 
 def setup(app):
-    """Take docstrings as they are written, bars and powers being no markup, and formulas as MathML."""
+    """Escape bars and powers in docstrings, which are no markup, and write formulas as MathML."""
     app.connect("autodoc-process-docstring", plain, priority=100)
     app.add_html_math_renderer("mathml", (formula, None), (lambda self, node: formula(self, node, inline=False), None))

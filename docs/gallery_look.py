@@ -1,4 +1,4 @@
-"""How figures of the tutorials look."""
+"""Settings of the tutorials' figures."""
 
 import matplotlib.pyplot as plt
 

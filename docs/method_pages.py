@@ -16,11 +16,11 @@ NOTES = tomllib.loads((HERE / "method_notes.toml").read_text())
 RESULTS = json.loads((HERE.parent / "benchmarks" / "results" / "methods.json").read_text())["against_single"]
 STALE = ("sequential_anchored",)  # measured before the steps of its walk became relative to the prior
 FAMILIES = {
-    "independent": "Every member has a training of its own.",
-    "sequential": "One run; members are kept on the way, or drawn around its end.",
-    "stochastic": "One network that draws at prediction.",
+    "independent": "Every member is trained separately.",
+    "sequential": "One training run; members are collected during it, or drawn around its end.",
+    "stochastic": "One network whose predictions are random draws.",
     "sparse": "Members with few weights each.",
-    "shared": "One network that holds all members.",
+    "shared": "One network that contains all members.",
     "bayesian": "Members or draws from an approximate posterior.",
 }
 
@@ -65,7 +65,7 @@ def page(name: str) -> str:
     parts += [f"**Paper**: {linked(method.paper)}"] if method.paper else []
     parts += [f"**Cost**: {paragraph(name, 'Cost: ')}"]
     parts += [f"**Fidelity**: {fidelity(name)}"]
-    parts += ["## When to use it", note["use"], "## When not", note["avoid"], "## Example"]
+    parts += ["## When to use it", note["use"], "## When not to use it", note["avoid"], "## Example"]
     call = note.get("call", f"choral.recipes.{name}(epochs=60)")
     data = f', "{note["network"]}"' if "network" in note else ""
     more = ", validation=0.2" if note.get("validation") else ""
@@ -84,10 +84,14 @@ def page(name: str) -> str:
         )
         parts += [
             "## Measured",
-            "Against one network with the same operations, on small data sets, three seeds ([how](../benchmarks.md)):",
-            "\n".join(["| score | better | level | worse |", "|---|---|---|---|", *rows]),
+            "Number of small data sets on which it is better or worse than one network at the same FLOPs, over three seeds\n([details](../benchmarks.md)):",
+            "\n".join(["| score | better | within noise | worse |", "|---|---|---|---|", *rows]),
         ]
-    parts += ["## Options", f"```{{eval-rst}}\n.. autofunction:: choral.recipes.{name}\n   :no-index-entry:\n```"]
+    parts += [
+        "## Options",
+        "`epochs`, `budget`, `combine` and `training` are the same for all [methods](../methods.md).",
+        f"```{{eval-rst}}\n.. autofunction:: choral.recipes.{name}\n   :no-index-entry:\n```",
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -17,7 +17,14 @@ method_pages, plan_picture = (importlib.import_module(n) for n in ("method_pages
 @pytest.mark.parametrize("name", METHODS)
 def test_a_page_has_all_its_parts(name):
     page = method_pages.page(name)
-    parts = ('<figure class="plan">', "$$\n", "**Cost**: ", "**Fidelity**: ", "## When to use it", "## When not")
+    parts = (
+        '<figure class="plan">',
+        "$$\n",
+        "**Cost**: ",
+        "**Fidelity**: ",
+        "## When to use it",
+        "## When not to use it",
+    )
     assert all(part in page for part in (*parts, "## Example", "## The plan", "## Options"))
     assert not re.search(r"\*\*(Cost|Fidelity)\*\*: *\n", page)
     assert ("**Paper**: " in page) == bool(METHODS[name].paper)

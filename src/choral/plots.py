@@ -123,15 +123,15 @@ def label_ends(ax: "Axes", points: Iterable[tuple[float, float, str, Any]], *, s
 
 
 def reliability(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
-    """Draw accuracy by confidence; bars and the size of points are the share of rows, vertical lines the gap to perfect calibration."""
+    """Draw accuracy by confidence; bars, and the size of points, show the share of rows, orange lines the gap to perfect calibration."""
     ax, table = _axes(ax), _stored(found, y, lambda p, t: p.details(t)["reliability"])
     edges, counts, sure, right = (np.array(table[n], float) for n in ("edges", "counts", "confidence", "accuracy"))
     held = counts > 0
     ax.bar(edges[:-1], counts / counts.sum(), np.diff(edges), align="edge", color=MUTED, alpha=0.25)
     ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(3, 2))
-    ax.vlines(sure[held], np.minimum(sure, right)[held], np.maximum(sure, right)[held], color="C1", lw=1.6)
-    ax.plot(sure[held], right[held], color="C0", lw=0.8)
-    ax.scatter(sure[held], right[held], s=4 + 50 * np.sqrt(counts / counts.sum())[held], color="C0", lw=0, zorder=3)
+    weight = np.sqrt(counts / counts.sum())[held]  # bins of a few rows are noise
+    ax.vlines(sure[held], np.minimum(sure, right)[held], np.maximum(sure, right)[held], color="C1", lw=0.4 + 6 * weight)
+    ax.scatter(sure[held], right[held], s=4 + 80 * weight, color="C0", lw=0, zorder=3)
     ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy; share of rows (bars)")
     return ax
 
