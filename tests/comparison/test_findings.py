@@ -47,6 +47,8 @@ def test_where_nothing_is_better_that_is_said():
     assert findings(level, baseline="single")[0].startswith("No method is better than single beyond noise")
     worse = [rows(("single", {"nll": 0.3}), ("other", {"nll": 0.5 + e})) for e in (0.1, 0.0, 0.05)]
     assert findings(worse, baseline="single")[0].startswith("Use single: no method is better")
+    costly = rows(("single", {"nll": 0.3, "accuracy": 0.9}), ("a", {"nll": 0.2, "accuracy": 0.8}))
+    assert "in likelihood without losing accuracy or calibration" in findings([costly], baseline="single")[0]
     assert "--seeds 3" in findings([rows(("single", {"nll": 0.3}), ("a", {"nll": 0.1}))], baseline="single")[0]
     assert findings([rows(("single", {"nll": 0.3}))], baseline="single") == []
     missing = [rows(("single", {"nll": 0.3}), ("broken", {"nll": None}), ("a", {"nll": 0.1}))]

@@ -443,9 +443,9 @@ class TestHoldingOut:
             classifier(epochs=2).fit(X, y, X_val=X, y_val=np.column_stack([y, y]))
 
     @pytest.mark.parametrize(("share", "held"), [(0.001, 0), (0.999, 120)])
-    def test_a_part_that_is_none_or_all_is_refused_by_its_name(self, share, held):
+    def test_a_part_that_is_none_or_all_is_refused(self, share, held):
         x = DRAW.normal(size=(120, 2))
-        said = f"validation_fraction is {share}, which would hold out {held} of 120 rows"
+        said = f"validation is {share}, which would hold out {held} of 120 points"
         with pytest.raises(ValueError, match=said):
             regressor(validation_fraction=share).fit(x, x[:, 0])
 

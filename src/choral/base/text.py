@@ -30,17 +30,21 @@ def short(name: str, most: int = 60) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a value as a cell of a table: real numbers rounded, None as nothing.
+    """Return a value as a cell of a table: numbers rounded, None as nothing.
 
-    >>> number(0.12345), number(21136.68), number(1234567), number(3.2e12), number(1e-5), number("Ulm")
-    ('0.1235', '21,137', '1,234,567', '3.2e+12', '1e-05', 'Ulm')
+    >>> number(0.12345), number(21136.68), number(1234567), number(3.21e12), number(1e-5), number("Ulm")
+    ('0.1235', '21,137', '1,234,567', '3.21 T', '1e-05', 'Ulm')
     """
-    if isinstance(value, float):
-        size = abs(value)
-        if size and not 1e-3 <= size < 1e9:
-            return f"{value:.2g}"
-        return f"{value:{'.4f' if size < 10 else '.2f' if size < 1e4 else ',.0f'}}"
-    return f"{value:,}" if type(value) is int else "" if value is None else str(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "" if value is None else str(value)
+    size = abs(value)
+    if size >= 1e18 or 0 < size < 1e-3:
+        return f"{value:.2g}"
+    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if size >= scale:
+            return f"{value / scale:.3g} {unit}"
+    digits = 0 if isinstance(value, int) or size >= 1000 else 4 if size < 10 else 2
+    return f"{value:,.{digits}f}"
 
 
 _GROWING = ("accuracy", "auroc", "average_precision", "exact_match", "f1", "r2")

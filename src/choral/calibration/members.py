@@ -304,7 +304,7 @@ def _choices(
     if values.dim() < 2 or not values.numel():
         raise InputError(f"member_values has shape {tuple(values.shape)}; give (member, batch, ...), not empty.")
     shares, total, barred = _shares(weights, values), torch.zeros_like(values[0]), torch.zeros(len(values))
-    for count in itertools.count(1):
+    for count in itertools.count(1) if again else range(1, len(values) + 1):
         parts = [
             torch.einsum("b,mb->m", shares, cost((total + values[some]) / count))
             for some in row_chunks(len(values), width=values[0].numel())
@@ -411,8 +411,6 @@ def select_members(member_log_scores: Tensor, *, members: int) -> MemberSelectio
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.
     """
     values, cost = mixture(member_log_scores)
-    if members > len(member_log_scores):
-        raise InputError(f"members is {members} but there are {len(member_log_scores)} to choose from.")
     chosen, nll = zip(*itertools.islice(_choices(values, cost, again=False), members))
     kept = 1 + nll.index(min(nll))
     return MemberSelection(indices=chosen[:kept], nll=nll[:kept])

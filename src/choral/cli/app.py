@@ -170,13 +170,11 @@ def fit(
     Example: choral fit houses.csv --target price
     """
     started = context.obj or time.perf_counter()
-    from choral.engine import validation
     from choral.engine.compute import Compute, is_far
-    from choral.recipes import make
-    from choral.tables.fit import AUTO, METHOD, check_members, check_one_process
+    from choral.engine.validation import Limit
+    from choral.tables.fit import METHOD, check_one_process
 
-    check_members(make(METHOD if method in (None, AUTO) else method).name, members)
-    limit = None if time_limit is None else validation.Limit.of(time_limit, started)
+    limit = None if time_limit is None else Limit.of(time_limit, started)
     made: dict[str, Any] = {"executor": running.executor, "precision": running.precision, "accumulate": accumulate}
     compute = Compute(**made, device=running.device, time_limit=limit)
     cluster_runs.check_apart(apart, time_limit, extend=extend, overwrite=running.overwrite)
@@ -185,7 +183,6 @@ def fit(
         method = METHOD  # what is chosen is chosen within one process
     typed = context.params | {"method": method}
     ready = cluster_runs.understood(typed, quiet=running.silent)
-    validation.rules_of(ready.validation, ready.early_stopping, ready.folds)
     usual = Path("runs") / f"{Path(data).name.split('.')[0] or Path(data).name}-{ready.name}"
     folder = usual if far or out is None else Path(out)  # of this machine, for what is made of the run
     where = out if out is not None and far else folder

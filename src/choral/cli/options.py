@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -42,7 +42,9 @@ class Reading:
     """How data is read, and by which network."""
 
     target: Annotated[str | None, _of_data(help="Column to predict, for a table.")] = None
-    task: Annotated[str | None, _of_data(help="classification or regression; guessed if left out.")] = None
+    task: Annotated[
+        Literal["classification", "regression"] | None, _of_data(help="What to predict; by the target if left out.")
+    ] = None
     likelihood: Annotated[str | None, _of_data(help=f"What outputs mean, if not by the target: {_LIKELIHOODS}.")] = None
     drop: Annotated[list[str] | None, _of_data(help="Column that is no input; may be repeated.")] = None
     id: Annotated[list[str] | None, _of_data(help="The same, shown beside predictions; may be repeated.")] = None

@@ -158,16 +158,15 @@ def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, A
     from choral.tables.reading import ENDINGS, ending, read_table
     from choral.tables.table import with_target
 
-    table, arrays = loaded.table, data.suffix.lower() == ".npz"
+    table = loaded.table
     check_kind(loaded, data)
     if ending(data):
         frame = read_table(data)
         frame = with_target(frame, table.target, str(data)) if targets else frame
         y = table.targets(frame, path=str(data)) if targets else None
         return table.inputs(frame, path=str(data)), y, frame
-    if not arrays or not data.exists():
-        what = "is of no kind choral reads" if data.exists() else "does not exist"
-        raise InputError(f"{data} {what}; give a file ending in .npz, {', '.join(ENDINGS)}.")
+    if data.suffix.lower() != ".npz":
+        raise InputError(f"{data} is of no kind choral reads; give a file ending in .npz, {', '.join(ENDINGS)}.")
     return *(read_labeled(data) if targets else (read_inputs(data), None)), None
 
 

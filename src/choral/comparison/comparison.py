@@ -130,26 +130,27 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
     sound, seeds = [m for m in order if is_sound(m)], len(values[baseline][score])
     what, advice = MEASURES.get(score, score), "compare with seed=(0, 1, 2), or --seeds 3 at the shell"
     chance = "" if seeds > 1 else f" One seed only, so small differences may be noise; {advice}."
+    point = next((MEASURES[n] for n in POINT if n in values[baseline]), "")
     if (sound or order)[0] == baseline:
-        return f"Use {baseline}: no method is better in {what} at this budget.{chance}"
+        lost = f" without losing {_listed([n for n in (point, 'calibration') if n], 'or')}" * (order[0] != baseline)
+        return f"Use {baseline}: no method is better in {what}{lost} at this budget.{chance}"
     better = [m for m in sound if word(m, baseline) == "better"]
     if not better:
         return f"No method is better than {baseline} beyond noise (95 %, {seeds} seeds) at this budget; more seeds show smaller differences."
     best = better[0]
     level = [m for m in sound if m not in (best, baseline) and word(best, m) == "level"]
     near = f" Level with it within noise: {_listed(level)}." if level and seeds > 1 else ""
-    point = next((MEASURES[n] for n in POINT if n in values[best]), "")
     those = f" of the methods that lose no {point} or calibration to {baseline}" if point else ""
     return f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
 
 
-def _listed(words: Sequence[str]) -> str:
+def _listed(words: Sequence[str], last: str = "and") -> str:
     """Return words as a list in a sentence.
 
     >>> _listed(["a", "b", "c"])
     'a, b and c'
     """
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))
 
 
 _HEAD = ("method", "members", "epochs")

@@ -224,11 +224,11 @@ class Numbers(_Real):
         return found
 
     def joint_scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the widths of intervals, and both parts of the variance."""
+        """Return the widths of intervals, and the roots of both parts of the mean variance."""
         widths = {n: metrics.interval_width(*self.mixture_interval(n)) for n in SHOWN_LEVELS}
         return {f"width_{round(100 * n)}": width for n, width in widths.items()} | {
-            "aleatoric": float(self.aleatoric.double().mean()),
-            "epistemic": float(self.epistemic.double().mean()),
+            "aleatoric_std": float(self.aleatoric.double().mean().sqrt()),
+            "epistemic_std": float(self.epistemic.double().mean().sqrt()),
             "residual_correlation": metrics.member_correlation(self.by_member(self.member_means).double() - targets),
         }
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from choral import __version__, plots
 from choral.base.errors import InputError
-from choral.base.text import short, visible
+from choral.base.text import number, short, visible
 from choral.comparison.comparison import by_method, difference, is_number
 from choral.engine.files import write_bytes, write_json
 from choral.plots import label
@@ -160,22 +160,8 @@ def _hash(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a number as a person reads it; what is no number is a dash, None is nothing.
-
-    >>> shown(0.95768), shown(44850), shown(1207808000.0), shown(12.346), shown(1.5e-7)
-    ('0.9577', '44,850', '1.21 G', '12.35', '1.5e-07')
-    """
-    if not is_number(value):
-        return "" if value is None else DASH
-    size = abs(value)
-    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if size >= scale:
-            return f"{value / scale:.3g} {unit}"
-    if isinstance(value, int) or (size >= 1000 and float(value).is_integer()):
-        return f"{int(value):,}"
-    if size >= 10:
-        return f"{value:.2f}" if size < 100 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
-    return f"{value:.4f}" if size >= 1e-3 or not size else f"{value:.2g}"
+    """Return a number as a person reads it; what is no number is a dash, None is nothing."""
+    return number(value) if is_number(value) or value is None else DASH
 
 
 def amount(value: float, unit: str, digits: int = 3) -> str:

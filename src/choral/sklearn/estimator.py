@@ -184,12 +184,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
 
     def _ready(self, problem: Problem, held: Any) -> Ready:
         """Return what is done with the rows; `held` is the part of them that is held out, or others with their targets."""
-        rows, given, watched = len(problem.x_train), self.method, isinstance(held, float) and held > 0
-        if watched and problem.groups is None and not 0 < round(held * rows) < rows:
-            raise InputError(
-                f"validation_fraction is {held:g}, which would hold out {round(held * rows)} of {rows} rows; give a part that leaves at least "
-                "one row on both sides, or None to hold out none."
-            )
+        given, watched = self.method, isinstance(held, float) and held > 0
         in_turn = None if watched else held  # a search holds each row out of one member
         free = self.epochs is None and self.n_estimators is None and can_choose(problem, in_turn)
         own, searched = isinstance(given, Recipe), given == AUTO and free

@@ -153,10 +153,6 @@ def load_problem(
         if task not in (None, kind):
             raise InputError(f"--task is {task}, but --likelihood {likelihood} is of a {kind}; leave one of them out.")
         task = kind if is_table else None
-    if task not in (None, "classification", "regression"):
-        raise InputError(f"task is {task!r}; give 'classification' or 'regression'.")
-    if holdout is not None and not 0 < holdout < 1:
-        raise InputError(f"holdout is {holdout}; give a part of the rows, above 0 and below 1.")
     if not is_table and (said.given or task or weights is not None):
         word = (said.given or (["--task"] if task else ["weights"]))[0]
         raise InputError(f"{word} is about a table, and {data} is none; leave it out.")

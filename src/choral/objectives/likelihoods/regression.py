@@ -16,6 +16,7 @@ from torch.distributions import StudentT as TorchStudentT
 
 from choral.base import devices
 from choral.base.errors import InputError
+from choral.base.text import number
 from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
 from choral.objectives.likelihoods.classification import is_whole
 from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limit, Limited, Limits
@@ -132,7 +133,7 @@ class RealLikelihood(Likelihood, ABC):
         """Say how targets are scaled."""
         if self.scale is None:
             return super().understood() | {"targets": "in their own units"}
-        mean, std = (", ".join(f"{v:.4g}" for v in vs[:4]) for vs in (self.scale.mean, self.scale.std))
+        mean, std = (", ".join(map(number, vs[:4])) for vs in (self.scale.mean, self.scale.std))
         return super().understood() | {"targets": f"standardized (mean {mean}, deviation {std})"}
 
 
