@@ -7,6 +7,7 @@ from choral.base.values import from_dict
 from choral.calibration import (
     ConformalQuantile,
     ConformalResidual,
+    ConformalSets,
     evaluate_intervals,
     fit_quantile_intervals,
     fit_residual_intervals,
@@ -113,3 +114,12 @@ def test_wrong_arguments_are_refused() -> None:
         fit_residual_intervals(predictions, targets.unsqueeze(1))
     with pytest.raises(InputError, match="one threshold for each target"):
         scaled.apply(torch.zeros(4, 3), scales=torch.ones(4, 3))
+
+
+def test_a_score_at_the_threshold_is_inside_whatever_its_last_bit():
+    probs = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)).softmax(
+        -1
+    )  # their sums are 1 up to rounding
+    rule = ConformalSets(threshold=1.0, level=0.9, randomized=False)
+    assert len(set(probs.double().sum(-1).tolist())) > 1
+    assert rule.apply(probs).all()

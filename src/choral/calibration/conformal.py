@@ -68,6 +68,10 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
     return {"coverage": interval_coverage(lower, upper, targets), "mean_width": interval_width(lower, upper)}
 
 
+_ROUNDING = 1e-6
+"""Scores so little above a threshold are at it: probabilities in float32 sum to 1 within about as much, so that a threshold of 1 takes all."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conformal(Correction):
     """A rule that predictions keep for their conformal intervals or sets, and the level that it promises.
@@ -220,7 +224,7 @@ class ConformalLabels(_Rule):
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
         """Return whether no and yes are in the set of each label, without draws. Shapes: probs (batch, label) -> (batch, label, 2)."""
-        return torch.stack([double(probs), 1 - double(probs)], -1) <= self._row(probs).unsqueeze(-1)
+        return torch.stack([double(probs), 1 - double(probs)], -1) <= self._row(probs).unsqueeze(-1) + _ROUNDING
 
 
 def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> ConformalLabels:
@@ -267,7 +271,7 @@ class ConformalSets(Conformal):
 
     def inside(self, probs: Tensor, shares: Tensor | float) -> Tensor:
         """Return the sets of float64 probabilities whose last class counts with these shares of its probability (batch, 1)."""
-        return probs >= 0 if self.threshold is None else self.scores(probs, shares) <= self.threshold
+        return probs >= 0 if self.threshold is None else self.scores(probs, shares) <= self.threshold + _ROUNDING
 
     def scores(self, probs: Tensor, shares: Tensor | float) -> Tensor:
         """Return the score of every class (batch, class): the probability of all likelier ones, a share of its own, the penalty."""
