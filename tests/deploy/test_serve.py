@@ -1,10 +1,12 @@
 """The server: the protocol, rows of tables, limits, and refusals in one sentence; on loopback alone."""
 
 import asyncio
+import gzip
 import http.client
 import json
 import os
 import random
+import select
 import signal
 import socket
 import threading
@@ -50,12 +52,13 @@ def toy(seen=None, gate=None):
 
 
 @contextmanager
-def serving(model, **options):
+def serving(model, *, keep_alive=5, **options):
     """Yield a function that asks a running server; it is stopped at the end."""
     app = application(model, **options)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         running = server(app)
+        running.config.timeout_keep_alive = keep_alive
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         port = listening.getsockname()[1]
@@ -142,6 +145,15 @@ BAD = [
     ({"inputs": [tensor([["a", "b", "c"]])]}, 422),
     ({"inputs": [tensor([[None, 1, 2]])]}, 422),
     ({"inputs": [tensor([[1, 2, {}]])]}, 422),
+    (b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [NaN, 1, 2]}]}', 400),
+    (b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1e999, 1, 2]}]}', 422),
+    ({"inputs": [tensor([[1e39, 1, 2]])]}, 422),
+    ({"inputs": [tensor(["a" * 100_000, *[""] * 1_000_000], shape=[1, 3])]}, 422),  # 400 GB as an array of text
+    (
+        b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": ' + b"[" * 400 + b"]" * 400 + b"}]}",
+        422,
+    ),
+    ({"inputs": [tensor([[1, 2, 3]], shape="\ud800")]}, 422),
     ({"inputs": [tensor([[1, 2, 3]], parameters={"binary_data_size": 12})]}, 422),
     ({"inputs": [tensor([[1, 2, 3]], parameters={"binary_data_size": "12"})]}, 422),
     ({"inputs": [tensor([[13, 2, 3]])]}, 422),
@@ -157,7 +169,7 @@ def test_malformed_requests_get_one_sentence_and_never_500():
             status, said, _ = ask("POST", INFER, body)
             assert (status, body) == (expected, body)
             assert json.loads(said)["error"]
-        for length in ("x", "-1", "9" * 30, "99999", "٣"):
+        for length in ("x", "-1", "9" * 30, "0" * 18 + "9" * 5000, "99999", "٣"):
             headers = {"Inference-Header-Content-Length": length.encode().decode("latin-1")}
             assert ask("POST", INFER, b"{}", headers)[0] == 400
         draw = random.Random(0)
@@ -168,8 +180,60 @@ def test_malformed_requests_get_one_sentence_and_never_500():
                 bad[draw.randrange(len(bad))] = draw.randrange(256)
             assert ask("POST", INFER, bytes(bad))[0] in (200, 400, 422)
         assert ask("POST", "/predict", {"rows": [[1, 2]]})[0] == 422
-        assert ask("GET", INFER)[0] == 405
+        assert ask("POST", INFER, gzip.compress(good), {"Content-Encoding": "gzip"})[0] == 415
+        for method, path, expected in (
+            ("GET", INFER, 405),
+            ("POST", "/predict/", 404),
+            ("GET", "/v2/models/toy/versions/2", 404),
+        ):
+            status, said, _ = ask(method, path)
+            assert (status, list(json.loads(said))) == (expected, ["error"])
+        x = np.array([[1, np.nan, 2]], np.float32)
+        item = tensor(x, parameters={"binary_data_size": x.nbytes})
+        del item["data"]
+        text = json.dumps({"inputs": [item]}).encode()
+        assert ask("POST", INFER, text + x.tobytes(), {"Inference-Header-Content-Length": str(len(text))})[0] == 422
         assert ask("POST", INFER, good)[0] == 200
+
+
+def test_requests_that_never_come_whole_are_ended():
+    with serving(toy(), keep_alive=1) as ask:
+        begin = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n"
+        for first in (
+            b"",
+            begin,
+            begin + b"\r\n" + begin,
+            b"POST /no HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n",
+        ):
+            with socket.create_connection(("127.0.0.1", ask.port), timeout=0.2) as connection:
+                connection.sendall(first)
+                end, open_ = time.monotonic() + 60, True
+                while open_:
+                    assert time.monotonic() < end
+                    try:
+                        open_ = bool(connection.recv(4096))
+                    except TimeoutError:
+                        connection.send(b"a")  # a byte now and then
+                    except ConnectionError:
+                        open_ = False
+        assert ask("GET", "/v2/health/live")[0] == 200
+
+
+def test_bodies_of_all_requests_together_are_bounded():
+    with serving(toy(), limits=Limits(body=1000)) as ask:
+        head = f"POST {INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode()
+        several = [socket.create_connection(("127.0.0.1", ask.port), timeout=60) for _ in range(18)]
+        for connection in several:
+            connection.sendall(head + b" " * 990)
+        answered, _, _ = select.select(several, [], [], 60)
+        assert answered[0].recv(12) == b"HTTP/1.1 429"
+        for connection in several:
+            connection.close()
+        good = {"inputs": [tensor([[1, 2, 3]])]}
+        end = time.monotonic() + 60
+        while (status := ask("POST", INFER, good)[0]) == 429 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert status == 200
 
 
 def test_limits_of_body_rows_and_queue():

@@ -10,6 +10,7 @@ import hmac
 import json
 import logging
 import math
+import re
 import signal
 import threading
 import time
@@ -34,15 +35,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("choral")
 Arrays = dict[str, np.ndarray]
 _TYPES: dict[str, np.dtype[Any]] = {
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "UINT8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
+    name: np.dtype(code)
+    for name, code in zip(
+        ("FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "BOOL"),
+        ("<f2", "<f4", "<f8", "i1", "<i2", "<i4", "<i8", "u1", "?"),
+    )
 }
 _LENGTH = "Inference-Header-Content-Length"
+_BODIES = 16  # of the largest size, held at once
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -74,7 +74,7 @@ class Limits:
     """What a server takes.
 
     Args:
-        body: bytes of one request, at most (413 above).
+        body: bytes of one request, at most (413 above); of all requests together at most 16 times as many (429 above).
         rows: of one request, and of one batch, at most (422 above).
         queue: requests that wait, at most (429 above).
         delay: seconds that a request waits for others to make one batch with.
@@ -124,13 +124,14 @@ def _onnx(path: Path) -> Model:
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         about = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
+        described_table = about["table"]
     except Exception as error:  # onnxruntime raises errors of its own
         raise RunError(f"{path} is no model that ensemble.export wrote ({str(error)[:200]}).") from error
     table = None
-    if about["table"] is not None:
+    if described_table is not None:
         from choral.tables.table import table_from
 
-        table = table_from(about["table"], str(path))
+        table = table_from(described_table, str(path))
     kinds = {"float16": "FP16", "float": "FP32", "double": "FP64"}
 
     def described(values: Any) -> list[Tensor]:
@@ -201,12 +202,16 @@ class Batcher:
         """Requests that wait."""
         return len(self._waiting)
 
-    async def ask(self, inputs: Arrays) -> Arrays:
-        """Return the answer to a request."""
+    def admit(self) -> None:
+        """Raise a refusal if no other request can be answered now."""
         if self.stopping:
             raise Refusal(503, "the server is stopping; ask another one.")
         if len(self._waiting) >= self.limits.queue:
             raise Refusal(429, f"{len(self._waiting)} requests wait already; ask again in a moment.")
+
+    async def ask(self, inputs: Arrays) -> Arrays:
+        """Return the answer to a request."""
+        self.admit()
         asked = _Asked(inputs, len(next(iter(inputs.values()))), asyncio.get_running_loop().create_future(), self.run)
         self._waiting.append(asked)
         self._wake.set()
@@ -261,8 +266,12 @@ class Batcher:
 
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body; Refusal for anything else."""
-    with _refused(400, "the body is no JSON ({}).", ValueError, RecursionError):
-        content = json.loads(body)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"it has no {constant}; null is no value")
+
+    with _refused(400, "the body is no JSON ({}).", ValueError):
+        content = json.loads(body, parse_constant=refuse)
     if not isinstance(content, dict):
         raise Refusal(400, f"the body is a JSON {type(content).__name__}; give an object.")
     return content
@@ -270,7 +279,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def read_inference(model: Model, body: bytes, length: str | None, most: int) -> tuple[dict[str, Any], Arrays]:
     """Return an inference request and its arrays: JSON that ends at a length, then the bytes of binary tensors; at most so many rows."""
-    if length is not None and not (length.isascii() and length.isdigit() and int(length[:18]) <= len(body)):
+    if length is not None and not (re.fullmatch("[0-9]{1,18}", length) and int(length) <= len(body)):
         raise Refusal(400, f"{_LENGTH} is {length[:20]!r}; give the number of bytes of the JSON part of the body.")
     end = len(body) if length is None else int(length)
     asked, binary = read_json(body[:end]), memoryview(body)[end:]
@@ -287,11 +296,20 @@ def read_inference(model: Model, body: bytes, length: str | None, most: int) -> 
     if len(found) < len(known) or len(binary):
         what = f"{len(binary)} bytes after the last tensor" if len(binary) else "too few inputs"
         raise Refusal(422, f"there are {what}; the model reads each of {', '.join(known)} once.")
-    rows = {len(value) for value in found.values()}
+    return asked, _accepted(model, {name: found[name] for name in known}, most)
+
+
+def _accepted(model: Model, inputs: Arrays, most: int) -> Arrays:
+    """Return arrays of equally many rows, at most so many, without numbers that no model was fitted on; NaN is a gap of a table."""
+    rows = {len(value) for value in inputs.values()}
     if len(rows) > 1 or max(rows) > most:
         said = " and ".join(map(str, sorted(rows)))
         raise Refusal(422, f"the inputs have {said} rows; give equally many, at most {most}.")
-    return asked, {name: found[name] for name in known}
+    for name, value in inputs.items():
+        odd = np.isinf if model.table is not None else lambda v: ~np.isfinite(v)
+        if value.dtype.kind == "f" and odd(value).any():
+            raise Refusal(422, f"{name} holds NaN, infinite or too large numbers; leave out those rows.")
+    return inputs
 
 
 def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np.ndarray, int]:
@@ -316,15 +334,16 @@ def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np
 
 
 def _from_list(data: Any, dtype: np.dtype, shape: list[int], name: str) -> np.ndarray:
-    """Return the numbers of a flat or nested list."""
-    said = f"the data of {name} do not make {shape} ({{}})."
-    with _refused(422, said, ValueError, TypeError, OverflowError, RecursionError):
-        raw = np.asarray(data)
-        if raw.dtype.kind not in ("b" if dtype.kind == "b" else "iufb"):
-            raise ValueError("they are no numbers")
-        with np.errstate(over="ignore"):
-            found = raw.astype(dtype)
-        if dtype.kind in "iu" and not np.array_equal(found, raw):
+    """Return the numbers of a flat or nested list; null is NaN."""
+    with _refused(422, f"the data of {name} do not make {shape} ({{}}).", ValueError, TypeError, OverflowError):
+        cells = np.array(data, object)  # text in an array of its own type takes the room of the longest for each
+        if not set(map(type, cells.ravel().tolist())) <= (
+            {bool} if dtype.kind == "b" else {bool, int, float, type(None)}
+        ):
+            raise ValueError(f"they are no {'booleans' if dtype.kind == 'b' else 'numbers'}")
+        with np.errstate(over="ignore"):  # infinite, which is refused later on
+            found = cells.astype(dtype)
+        if dtype.kind in "iu" and not np.array_equal(found, cells):
             raise ValueError(f"some are no whole numbers of {dtype.itemsize} bytes")
         return found.reshape(shape)
 
@@ -349,10 +368,15 @@ def inference(model: Model, asked: dict[str, Any], found: Arrays) -> tuple[bytes
     answer: dict[str, Any] = {"model_name": model.name, "model_version": "1", "outputs": outputs}
     if "id" in asked:
         answer["id"] = str(asked["id"])[:200]
-    text = json.dumps(answer).encode()
+    text = _text(answer)
     if not parts:
         return text, {"content-type": "application/json"}
     return b"".join([text, *parts]), {"content-type": "application/octet-stream", _LENGTH: str(len(text))}
+
+
+def _text(content: Any) -> bytes:
+    """Return JSON; whatever a request had in it is ASCII here."""
+    return json.dumps(content).encode()
 
 
 def plain(value: np.ndarray) -> Any:
@@ -377,7 +401,8 @@ def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
     if model.table is None:
         if len(model.inputs) != 1:
             raise Refusal(422, f"the model reads several inputs; ask /v2/models/{model.name}/infer.")
-        return {only["name"]: _from_list(rows, _TYPES[only["datatype"]], [len(rows), *only["shape"][1:]], "rows")}
+        found = _from_list(rows, _TYPES[only["datatype"]], [len(rows), *only["shape"][1:]], "rows")
+        return _accepted(model, {only["name"]: found}, most)
     import pandas as pd
 
     names = [c.name for c in model.table.used]
@@ -390,7 +415,8 @@ def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
     wrong = (ChoralError, ValueError, TypeError, OverflowError, ArithmeticError)
     with _refused(422, "{}", *wrong), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # values that training did not have have a code of their own
-        return {only["name"]: model.table.read(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")}
+        found = model.table.read(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")
+    return _accepted(model, {only["name"]: found}, most)
 
 
 def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
@@ -462,29 +488,46 @@ def application(
     """
     needed("starlette", "serve")
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    bounds, metrics = limits or Limits(), Metrics()
+    bounds, metrics, held, renewing = limits or Limits(), Metrics(), Counter[str](), asyncio.Lock()
     batcher = Batcher(model.run, bounds)
     page = Path(__file__).with_name("page.html").read_text()
     Answer = Callable[[Request], Awaitable[Response | dict[str, Any]]]
 
-    async def body_of(request: Request) -> bytes:
-        parts, size = [], 0
+    def as_json(content: dict[str, Any], status: int = 200) -> Response:
+        again = {"retry-after": "1"} if status in (429, 503) else None
+        return Response(_text(content), status, again, "application/json")
+
+    @asynccontextmanager
+    async def body_of(request: Request) -> AsyncIterator[bytes]:
+        """Read a body, whose bytes count among those of all requests until it is answered."""
+        batcher.admit()
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refusal(415, "the body is compressed; send it as it is.")
+        parts, size = list[bytes](), 0
         late = _refused(408, f"the body did not come within {bounds.timeout:g} seconds.", TimeoutError)
-        with late, _refused(400, "the body did not come whole.", ClientDisconnect):
-            async with asyncio.timeout(bounds.timeout):
-                async for part in request.stream():
-                    parts.append(part)
-                    size += len(part)
-                    if size > bounds.body:
-                        raise Refusal(413, f"the body is longer than {bounds.body:,} bytes; send fewer rows at a time.")
-        return b"".join(parts)
+        try:
+            with late, _refused(400, "the body did not come whole.", ClientDisconnect):
+                async with asyncio.timeout(bounds.timeout):
+                    async for part in request.stream():
+                        parts.append(part)
+                        size, held["bytes"] = size + len(part), held["bytes"] + len(part)
+                        if size > bounds.body:
+                            raise Refusal(
+                                413, f"the body is longer than {bounds.body:,} bytes; send fewer rows at a time."
+                            )
+                        if held["bytes"] > _BODIES * bounds.body:
+                            raise Refusal(429, "the bodies of other requests take all room; ask again in a moment.")
+            yield b"".join(parts)
+        finally:
+            held["bytes"] -= size
 
     def allowed(request: Request) -> bool:
-        given = request.headers.get("authorization", "").encode()
+        given = request.headers.get("authorization", "").encode("latin-1")  # as Starlette decoded it
         return token is None or hmac.compare_digest(given, f"Bearer {token}".encode())
 
     def route(path: str, answer: Answer, *, method: str = "GET", free: bool = False) -> Route:
@@ -495,22 +538,25 @@ def application(
                     raise Refusal(401, "the token is missing or wrong; send it as Authorization: Bearer TOKEN.")
                 if "name" in request.path_params and request.path_params["name"] != model.name:
                     raise Refusal(404, f"there is no such model; there is {model.name}.")
-                found = await answer(request)
-                response = JSONResponse(found) if isinstance(found, dict) else found
+                with _refused(400, "the body is nested too deeply.", RecursionError):
+                    found = await answer(request)
+                response = as_json(found) if isinstance(found, dict) else found
             except Refusal as refusal:
-                response = JSONResponse({"error": refusal.sentence}, refusal.status)
-                if refusal.status in (429, 503):
-                    response.headers["retry-after"] = "1"
+                response = as_json({"error": refusal.sentence}, refusal.status)
             metrics.add(path, response.status_code, time.perf_counter() - started)
             return response
 
         return Route(path, call, methods=[method])
 
+    async def elsewhere(request: Request, error: Exception) -> Response:
+        status = getattr(error, "status_code", 404)
+        return as_json({"error": f"{request.method} of this path is no request of this server; see /v2 or /."}, status)
+
     async def live(request: Request) -> dict[str, Any]:
         return {"live": True}
 
     async def ready(request: Request) -> Response:
-        return JSONResponse({"ready": not batcher.stopping}, 503 if batcher.stopping else 200)
+        return as_json({"ready": not batcher.stopping}, 503 if batcher.stopping else 200)
 
     async def server(request: Request) -> dict[str, Any]:
         return {"name": "choral", "version": __version__, "extensions": ["binary_tensor_data"]}
@@ -520,15 +566,16 @@ def application(
         return platform | {"inputs": model.inputs, "outputs": model.outputs}
 
     async def infer(request: Request) -> Response:
-        body = await body_of(request)
-        own = model
-        asked, inputs = read_inference(own, body, request.headers.get(_LENGTH), bounds.rows)
-        content, headers = inference(own, asked, await batcher.ask(inputs))
-        return Response(content, headers=headers)
+        async with body_of(request) as body:
+            own = model
+            asked, inputs = read_inference(own, body, request.headers.get(_LENGTH), bounds.rows)
+            content, headers = inference(own, asked, await batcher.ask(inputs))
+            return Response(content, headers=headers)
 
     async def predict(request: Request) -> dict[str, Any]:
-        content, own = read_json(await body_of(request)), model
-        return {"rows": row_answers(own, await batcher.ask(read_rows(own, content, bounds.rows)))}
+        async with body_of(request) as body:
+            own = model
+            return {"rows": row_answers(own, await batcher.ask(read_rows(own, read_json(body), bounds.rows)))}
 
     async def card(request: Request) -> dict[str, Any]:
         shown = ("method", "task", "members", "level", "digest", "versions", "understood")
@@ -545,11 +592,12 @@ def application(
 
     async def renew() -> None:
         nonlocal model
-        try:
-            model = await asyncio.to_thread(reload or (lambda: model))
-            batcher.run = model.run
-        except ChoralError as error:
-            _LOG.warning("the model stays as it is: %s", error)
+        async with renewing:  # the file that was read last answers
+            try:
+                model = await asyncio.to_thread(reload or (lambda: model))
+                batcher.run = model.run
+            except ChoralError as error:
+                _LOG.warning("the model stays as it is: %s", error)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -576,7 +624,8 @@ def application(
         *(route(path + "/ready", ready, free=True) for path in versions),
         *(route(path + "/infer", infer, method="POST") for path in versions),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: elsewhere})
+    app.router.redirect_slashes = False  # to whatever host a request names
     app.state.batcher = batcher
     return app
 
@@ -585,6 +634,24 @@ def server(app: Any, *, host: str = "127.0.0.1", port: int = 8080) -> Any:
     """Return a server of uvicorn for the application; `run()` answers until a signal, and finishes what it has begun."""
     needed("uvicorn", "serve")
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Connection(H11Protocol):
+        """Closes when no request has come whole within the time that connections are kept alive, however many of its bytes have."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._close_at(self.loop.time() + self.timeout_keep_alive)
+
+        def data_received(self, data: bytes) -> None:
+            ends = self.timeout_keep_alive_task
+            super().data_received(data)  # which forgets when it ends
+            answering = self.cycle is not None and not self.cycle.response_complete
+            if ends is not None and self.timeout_keep_alive_task is None and not answering:
+                self._close_at(ends.when())
+
+        def _close_at(self, when: float) -> None:
+            self.timeout_keep_alive_task = self.loop.call_at(when, self.timeout_keep_alive_handler)
 
     class Server(uvicorn.Server):
         """Says that it stops before it does, and ends well then; a second signal ends it at once."""
@@ -595,5 +662,5 @@ def server(app: Any, *, host: str = "127.0.0.1", port: int = 8080) -> Any:
             app.state.batcher.stopping = True
             self.force_exit, self.should_exit = self.should_exit, True
 
-    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    return Server(uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=30, **options))
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
+    return Server(uvicorn.Config(app, host=host, port=port, http=Connection, timeout_graceful_shutdown=30, **options))
