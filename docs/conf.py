@@ -43,7 +43,7 @@ myst_enable_extensions = ["dollarmath", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 suppress_warnings = ["config.cache", "myst.xref_missing"] if os.environ.get("CHORAL_DRAFT") else ["config.cache"]
 default_role = "code"
-autodoc_member_order, autodoc_typehints, autodoc_preserve_defaults = "bysource", "none", True
+autodoc_member_order, autodoc_typehints = "bysource", "none"
 napoleon_use_ivar = True
 copybutton_exclude = ".linenos, .gp, .go"
 sphinx_gallery_conf = {
@@ -73,6 +73,12 @@ def plain(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"\*\*(?=[\w(])", r"\\*\\*", line.replace("|", "\\|")) for line in lines]
 
 
+def short_defaults(app, what, name, obj, options, signature, returns):
+    """Show defaults that are values with many fields as `Training()`."""
+    value = r"(=[A-Z]\w*)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))+\)"  # with two levels of brackets inside
+    return re.sub(value, r"\1()", signature or "") or None, returns
+
+
 def formula(self, node, inline=True):
     """Write a formula as MathML."""
     math = tex2mathml(node.astext(), as_block=not inline)
@@ -83,4 +89,5 @@ def formula(self, node, inline=True):
 def setup(app):
     """Escape bars and powers in docstrings, which are no markup, and write formulas as MathML."""
     app.connect("autodoc-process-docstring", plain, priority=100)
+    app.connect("autodoc-process-signature", short_defaults)
     app.add_html_math_renderer("mathml", (formula, None), (lambda self, node: formula(self, node, inline=False), None))

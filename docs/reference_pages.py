@@ -65,8 +65,10 @@ def entry(module: ModuleType, name: str, *, members: bool = False) -> str:
     found = getattr(module, name)
     kind = "autoclass" if inspect.isclass(found) else "autofunction"
     options = ["   :members:", f"   :exclude-members: {ROUTING}"] if members and inspect.isclass(found) else []
-    if module is choral and any(getattr(getattr(choral, m), name, None) is found for m in MODULES):
-        options.append("   :no-index:")
+    elsewhere = any(getattr(getattr(choral, m), name, None) is found for m in MODULES)
+    main = name in VALUES and getattr(choral, name) is found
+    if elsewhere and not main if module is choral else main:
+        options.append("   :no-index:")  # its other page has the entry of the index
     return "\n".join([f".. {kind}:: {module.__name__}.{name}", *options])
 
 
