@@ -20,6 +20,16 @@ def test_every_method_uses_its_whole_budget(name, epochs):
     assert 0 <= epochs - recipe.epochs < (recipe.plan.branches if chosen else 1)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_epochs_are_those_of_one_training_and_a_budget_is_the_total(name):
+    recipe = make(name, epochs=60)
+    trained_apart = getattr(recipe.plan, "branches", 1)
+    assert recipe.epochs == 60 * trained_apart
+    assert f"x {60} epochs ({trained_apart}.0x one network)" in str(recipe) or trained_apart == 1
+    members = {"members": recipe.members} if "members" in METHODS[name].options else {}
+    assert make(name, budget=60 * trained_apart, **members) == recipe  # equal recipes train equal members
+
+
 @pytest.mark.parametrize("members", [2, 3, 5, 7])
 @pytest.mark.parametrize("name", ["deep_ensemble", "bagged", "anchored", "snapshot", "dst", "bnn", "ssbnn", "edst"])
 def test_the_whole_budget_is_used_whatever_the_members(name, members):
