@@ -177,6 +177,18 @@ def test_rounds_repeat_all_candidates_from_other_seeds_while_there_is_time(monke
     assert len(ensemble.info["auto"]["tried"]) == 5
 
 
+def test_what_follows_training_gets_as_long_as_what_came_before_it() -> None:
+    train, held = trainer({"first": small})
+    seen: list[float] = []
+
+    def timed(one: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
+        seen.append(limits["time_limit"])
+        return train(one, recipe, limits | {"time_limit": None})
+
+    search([candidate("first")], timed, Judge(held), time_limit=Limit.of(1_000.0, time.perf_counter() - 300.0))
+    assert seen == [pytest.approx(700.0, abs=5.0)]
+
+
 def test_a_candidate_that_diverges_is_left_out_and_told_of_even_the_first() -> None:
     listed = [candidate("bad", training=WILD), candidate("good")]
     train, held = trainer({"bad": small, "good": wide})

@@ -132,7 +132,9 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
     if ready.folds:
         say(f"cv: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself")
     elif ready.shares and ready.validation:
-        say(f"validation: {ready.validation:.0%} of the training rows watch the training; members stop by themselves")
+        say(
+            f"validation: {ready.validation:.0%} of the training rows are held out for validation; members stop by themselves"
+        )
     spec = models.spec_of(ready.build()) or {}
     shown = {k: str(v) if len(str(v)) <= 40 else f"{len(v)} of them" for k, v in spec["arguments"].items()}
     say(f"network: {spec['name']}({', '.join(f'{k}={v}' for k, v in shown.items())})")

@@ -158,13 +158,15 @@ def stopping(problem: Problem, batch_size: int | None = None, *, by: By = "membe
     return EarlyStopping(patience=patience, by=by, min_delta=GAIN if quick else 0.0, every=max(1, LOOK // steps))
 
 
-def training_ends(time_limit: float) -> float:
+def training_ends(time_limit: float, before: float = 0.0) -> float:
     """Return the seconds after which training ends, so that what follows is done within a time limit.
 
-    >>> training_ends(60.0), training_ends(5.0), training_ends(1.0)
-    (51.0, 4.0, 0.5)
+    What follows is expected to take as long as what came before training: both are long on a busy machine.
+
+    >>> training_ends(60.0), training_ends(5.0), training_ends(1.0), training_ends(60.0, before=12.0)
+    (51.0, 4.0, 0.5, 48.0)
     """
-    return time_limit - min(max(RESERVE * time_limit, LEAST_RESERVE), time_limit / 2)
+    return time_limit - min(max(RESERVE * time_limit, LEAST_RESERVE, before), time_limit / 2)
 
 
 def epochs_of(problem: Problem, training: Training, *, model: str, most: int) -> int | None:

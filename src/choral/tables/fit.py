@@ -169,7 +169,7 @@ class Ready:
         compute = options.get("compute") or Compute()
         if compute.time_limit is not None and compute.cluster is None:
             started = getattr(compute.time_limit, "started", perf_counter())
-            ends = Limit.of(defaults.training_ends(compute.time_limit), started)
+            ends = Limit.of(defaults.training_ends(compute.time_limit, perf_counter() - started), started)
             options["compute"] = replace(compute, time_limit=ends)
         (build, data, recipe), known = self.arguments()
         return train(build, data, recipe, **known, **options)

@@ -281,6 +281,7 @@ class _Search:
     def __init__(self, train: Train, judge: Judge, folder: Path | None, limit: Any, overwrite: bool, tell: Any):
         self.train, self.judge, self.folder, self.limit = train, judge, folder, limit
         self.started = limit.started if isinstance(limit, Limit) else time.perf_counter()
+        self.ends = math.inf if limit is None else defaults.training_ends(limit, time.perf_counter() - self.started)
         self.overwrite, self.begun, self.tell = overwrite, set[Path](), tell
         self.tried: list[_Tried] = []
         self.notes: list[str] = []
@@ -288,17 +289,14 @@ class _Search:
     @property
     def left(self) -> float:
         """Seconds until training has to end, so that choosing, writing and scoring are done within the limit."""
-        if self.limit is None:
-            return math.inf
-        return defaults.training_ends(self.limit) - (time.perf_counter() - self.started)
+        return self.ends - (time.perf_counter() - self.started)
 
     def attempt(self, candidate: Candidate, epochs: int, waiting: int = 1) -> _Tried:
         """Train a candidate for so many epochs at most, within its share of the time left for all that wait; note what came of it."""
         label, begun = f"{candidate.name}, {epochs} epochs at most", time.perf_counter()
         limit = None
         if self.limit is not None:
-            ends = defaults.training_ends(self.limit)
-            limit = Limit.of(ends - max(self.left, 0.0) * (1 - 1 / waiting), self.started)
+            limit = Limit.of(self.ends - max(self.left, 0.0) * (1 - 1 / waiting), self.started)
         limits: dict[str, Any] = {"time_limit": limit}
         if self.folder is not None:
             place = self.folder / folder_name(candidate.name)
