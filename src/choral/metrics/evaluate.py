@@ -123,8 +123,8 @@ def evaluate_regression(
         "member_rmse": sum(rmse(member.unsqueeze(0), targets) for member in means) / len(means),
         "member_nll": float(-gaussian_log_scores(means, variances, targets).mean()),
         "member_crps": gaussian_crps(means, variances, targets.expand_as(means)),
-        "aleatoric": float(aleatoric_variance(variances, weights=weights).mean()),
-        "epistemic": float(epistemic_variance(means, weights=weights).mean()),
+        "aleatoric_std": float(aleatoric_variance(variances, weights=weights).mean()) ** 0.5,
+        "epistemic_std": float(epistemic_variance(means, weights=weights).mean()) ** 0.5,
         "residual_correlation": member_correlation(means - targets),
     }
     for level in levels:
