@@ -100,8 +100,8 @@ def evaluate_regression(
     """Return every regression measure of an ensemble of Gaussian predictions.
 
     Of the members' mixture: `rmse`, `mae`, `nll`, `crps`, and for each level (in percent) `coverage_90`, `width_90`,
-    ... Of members alone, averaged: `member_rmse`, `member_nll`, `member_crps`. Row means `aleatoric` and `epistemic`
-    (variances), and `residual_correlation` between members' errors.
+    ... Of members alone, averaged: `member_rmse`, `member_nll`, `member_crps`. Roots of the mean variances,
+    `aleatoric_std` and `epistemic_std`, and `residual_correlation` between members' errors.
 
     Args:
         means: (member, batch, ...).
