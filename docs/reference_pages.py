@@ -103,10 +103,10 @@ def pages() -> dict[str, str]:
 
 
 def commands() -> str:
-    """Return the page of the shell."""
+    """Return the page of the command line."""
     parts = [
-        "# Shell",
-        "Every command takes `--json` and `--help`. A mistake is answered with one sentence and exit code 2.",
+        "# Command line",
+        "Every command takes `--json` and `--help`. Invalid input gives a one-sentence error and exit code 2.",
     ]
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]  # a group
         arguments = [p.name.upper() for p in command.params if p.param_type_name == "argument"]
