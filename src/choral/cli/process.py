@@ -49,7 +49,7 @@ def guarded(run: Callable[[], int]) -> int:
             return code
     except SystemExit as end:
         return int(end.code or 0)
-    except BaseException as error:
+    except BaseException as error:  # whatever ends a command is said in one line
         code, text = said(error)
         if code == 1 or os.environ.get("CHORAL_DEBUG", "") not in ("", "0"):
             traceback.print_exc()

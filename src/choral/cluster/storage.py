@@ -182,7 +182,7 @@ def _answer(act: Callable[[], R], seconds: float) -> R:
     def run() -> None:
         try:
             results.append(act())
-        except Exception as error:
+        except Exception as error:  # raised again by whoever waits
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)  # the process ends without it

@@ -141,7 +141,7 @@ def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: ob
         outputs = run(small.eval(), example)
         for name, module in small.named_modules():
             module.training = modes[name]
-    except Exception as error:
+    except Exception as error:  # forward code of the user's may fail in any way
         return dead, float("inf"), f"{type(error).__name__}: {error}".splitlines()[0]
     pairs = list(zip(tensors_in(outputs), tensors_in(expected)))
     if any(one.shape != other.shape for one, other in pairs):

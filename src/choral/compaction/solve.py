@@ -87,7 +87,7 @@ def runs(network: nn.Module, example: Example) -> Any:
     """Return the outputs in evaluation mode; raises InputError if the network does not run on the example."""
     try:
         return run(copy.deepcopy(network).eval(), example)
-    except Exception as error:
+    except Exception as error:  # forward code of the user's may fail in any way
         raise InputError(f"example_input: the network does not run on it: {type(error).__name__}: {error}") from error
 
 
@@ -133,7 +133,7 @@ def traced(network: nn.Module, keep: Mapping[str, Tensor], example: Example, *, 
     try:
         with tracer:
             outputs = run(watched, example)
-    except Exception as error:
+    except Exception as error:  # as above
         runs(network, example)  # a network that does not run at all is the caller's mistake
         raise Untraceable(f"the network could not be traced: {type(error).__name__}: {error}") from error
     tracer.finish(outputs)

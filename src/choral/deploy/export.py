@@ -250,7 +250,7 @@ def _explained(what: str, advice: str = "") -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except Exception as error:  # exporters and runtimes fail in ways of their own
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__  # what the others wrap
