@@ -145,10 +145,12 @@ def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -
         check_types(where, {name: value}, hints)
 
 
-def check_types(where: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raise InputError for the first value that is not of its annotated type."""
+def check_types(
+    where: str, values: Mapping[str, Any], hints: Mapping[str, Any], accepts: Callable[[Any], bool] = lambda hint: True
+) -> None:
+    """Raise InputError for the first value that is not of its annotated type; `accepts` says which annotations count."""
     for name, value in values.items():
-        if name in hints and not fits(value, hints[name]):
+        if name in hints and accepts(hints[name]) and not fits(value, hints[name]):
             raise InputError(f"{where}: {name} is {_shown(value)}; give {in_words(hints[name])}.")
 
 

@@ -46,10 +46,9 @@ class _Checked(ABCMeta):
             args, kwargs = _of_python(args), _of_python(kwargs)
             name, hints = cls.__name__, _hints(cls.__name__)
             given = bound(name, _signature(cls), args, kwargs).arguments
-            check_types(name, {n: v for n, v in given.items() if is_plain(hints.get(n))}, hints)
+            check_types(name, given, hints, is_plain)
             made = super().__call__(*args, **kwargs)
-            if is_dataclass(cls):
-                check_types(name, {f.name: getattr(made, f.name) for f in fields(cls) if f.name in given}, hints)
+            check_types(name, vars(made), hints)
             return made
 
         @property

@@ -175,22 +175,12 @@ class PlainEvaluator:
 
     def run(self, chunk: Batch) -> Tensor:
         """Return the outputs of all networks for a few points (network, member * draws, batch, ...)."""
-        task, found = self.task, []
         with torch.no_grad():
-            if self._draws or not self.pure:
-                return torch.stack([self._of(number, chunk) for number in self.numbers])
-            with draws.keyed(self._keys[self.numbers[0]], catch=False):
-                ready = task.fed(chunk)  # once for all
-                for number in self.numbers:
-                    with self.trees(number).one() as network, task.autocast():
-                        found.append(task.widened(task.run(network, ready)))
-        return torch.stack(found)
+            return torch.stack([self._of(number, chunk) for number in self.numbers])
 
     def outputs(self, x: Batch, size: int) -> Tensor:
         """Take all points with one network before the next is loaded."""
         chunks = batches.chunks(x, min(size, self.rows))
-        if len(chunks) == 1:
-            return self.run(x)
         with torch.no_grad():
             return torch.stack([torch.cat([self._of(n, chunk) for chunk in chunks], 1) for n in self.numbers])
 
@@ -333,7 +323,11 @@ class Evaluation:
 
     def outputs(self, x: Batch, *, batch_size: int, threads: int | None = None) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); threads of torch's operations are settled if None."""
-        evaluators = self.evaluators(x) if batches.rows(x) or self._settled else self._unsettled()
+        evaluators: Sequence[Evaluator] = ()
+        if batches.rows(x) or self._settled:
+            evaluators = self.evaluators(x)
+        else:  # an input without rows tells nothing
+            evaluators = [PlainEvaluator(self._task, self._store, stack, keep=False) for stack in self._stacks()[0]]
         x = batches.moved(x, self._task.device)
         found: dict[int, Tensor] = {}
         for evaluator in evaluators:
@@ -366,10 +360,6 @@ class Evaluation:
                     few = copied(batches.moved(batches.part(x, slice(2)), self._task.device))
                     self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
         return self._settled
-
-    def _unsettled(self) -> list[Evaluator]:
-        """Return evaluators for an input without rows, which tells nothing."""
-        return [PlainEvaluator(self._task, self._store, stack, keep=False) for stack in self._stacks()[0]]
 
     def _stacks(self) -> tuple[list[list[int]], int]:
         """Return the networks of equal shapes, and how many numbers all networks hold."""

@@ -128,7 +128,8 @@ class Task:
 
         Shapes: y (batch, ...), weights (batch,), 1 on average over the points a network is trained on.
         """
-        structure, each = self.structure, self.structure.members if self.structure.own_batches else 1
+        structure, own = self.structure, self.structure.own_batches
+        each = structure.members if own else 1
 
         def apart(t: Tensor) -> Tensor:
             """Return a batch of each member; one without a member axis is every member's."""
@@ -136,7 +137,7 @@ class Task:
 
         with self.autocast():
             mixing, partners, share = self._mixing, None, None
-            if self.structure.own_batches:
+            if own:
                 joined = batches.mapped(lambda t: t.flatten(0, 1), x) if by_member else x
                 ready = batches.mapped(apart, self.prepared(joined, training=True))
                 inputs, targets = structure.feed(ready, y if by_member else apart(y))
@@ -152,7 +153,7 @@ class Task:
                 outputs = self.run(network, inputs)
         assert targets is not None
         wide = self.widened(outputs)
-        if self.structure.own_batches or straight:
+        if own or straight:
             return self._loss(wide, targets, weights, smoothing)
         loss = self._loss(wide, y[targets], None if weights is None else weights[targets], smoothing)
         if partners is None or share is None:

@@ -202,7 +202,11 @@ def trainings(plan: Phase) -> list[Train]:
     match plan:
         case Train():
             return [plan]
-    return [phase for child in plan.children for phase in trainings(child)] * plan.runs
+        case Seq(phases=phases):
+            return [train for phase in phases for train in trainings(phase)]
+        case Repeat(body=body, times=count) | Fork(body=body, branches=count):
+            return trainings(body) * count
+    return []
 
 
 def collected(plan: Phase) -> dict[Place, int]:
