@@ -1,4 +1,4 @@
-"""The page: what is said and drawn of the content, in sections that page.html lays out; nothing is ever fetched."""
+"""The page: texts, tables and figures of the content, in sections that page.html lays out; it loads nothing from a network."""
 
 import statistics
 from base64 import b64encode
@@ -33,8 +33,8 @@ MEANINGS = {
     "coverage_95": "share of test rows inside their 95% interval: 95% is best",
     "c_nll": "NLL of corrupted test images: lower is better",
     "ood_auroc": "how well uncertainty separates test rows from out-of-distribution rows: 0.5 is chance, 1 is perfect",
-    "train_flops": "floating-point operations of training, relative to the baseline",
-    "predict_flops": "floating-point operations of one prediction, relative to the baseline",
+    "train_flops": "FLOPs of training, relative to the baseline",
+    "predict_flops": "FLOPs of one prediction, relative to the baseline",
 }
 DETAILS = "Engine and settings, below, says by how much."
 _MARKS = {"better": "\u25b2", "level": "=", "worse": "\u25bc"}
@@ -44,7 +44,7 @@ _HALF, _SMALL = (340.0, 235.0), (178.0, 178.0)
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, the full value behind it, a class and what is said on hovering."""
+    """A cell: its text, the full value, a CSS class and a tooltip."""
 
     text: str
     value: Any = None
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its headings, and rows of a name and cells; rows may be of methods."""
+    """A table: its headings, and rows of a name and cells; `methods` if a row is a method."""
 
     caption: str
     head: Sequence[str]
@@ -64,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; `small` pictures stand side by side, and a folded one is opened by its reader."""
+    """A part of the page; `small` pictures are laid out in a grid, and a `folded` part is closed at first."""
 
     name: str
     title: str
@@ -195,7 +195,7 @@ def heading(content: Content) -> str:
 
 
 def verdict(content: Content) -> str:
-    """Return what was found in one or two sentences: which method to use, or how well the target is predicted."""
+    """Return the verdict in one or two sentences: which method to use, or how well the target is predicted."""
     if content.alone is None:
         said = content.results.get("findings")
         return short(str(said[0]), 400) if said else ""
@@ -217,10 +217,10 @@ def verdict(content: Content) -> str:
 
 
 def _notes(content: Content) -> Iterator[str]:
-    """Yield what must be known to read the page: budget, rows, seeds, and what went wrong."""
+    """Yield notes on the budget, the rows, the seeds, and what went wrong."""
     said, seeds = content.results["settings"], _seeds(content)
     if is_number(said.get("budget")):
-        equal = ", counted in operations" if said.get("equal") == "operations" else ""
+        equal = ", counted in FLOPs" if said.get("equal") == "operations" else ""
         yield f"Every method had a budget of {shown(said['budget'])} epochs of one network{equal}."
     if is_number(said.get("train_rows")):
         yield f"{shown(said['train_rows'])} training rows, {shown(said.get('test_rows'))} test rows."
@@ -231,10 +231,10 @@ def _notes(content: Content) -> Iterator[str]:
             else "One seed: small differences may be noise. Compare several seeds to see the spread."
         )
     if not content.evaluations and not content.left_out:
-        yield "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds what is measured on test data."
+        yield "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds scores on test data."
     if content.left_out:
         listed = ", ".join(short(p) for p in content.left_out[:5]) + (" and more" if len(content.left_out) > 5 else "")
-        yield f"Left out, because the folder does not hold what it should: {listed}."
+        yield f"Left out, because files of the run are incomplete or damaged: {listed}."
     below = said.get("below", {})
     if len(below) > 2:
         yield f"The budget is below what {len(below)} methods need: {', '.join(map(short, below))}. {DETAILS}"
@@ -274,7 +274,7 @@ def _mean(values: Sequence[Any]) -> float | None:
 
 
 def sections_of(content: Content) -> Iterator[Section]:
-    """Yield the sections that the content has numbers for; those of a page about one ensemble, or of a comparison."""
+    """Yield the sections that the content has numbers for, of one ensemble or of a comparison."""
     subjects = [content.alone] if content.alone else content.methods
     parts = (_grid, _numbers, _calibration, _worst, _importance, _columns, _classes, _strange, _corrupted, _members)
     for build in parts:
@@ -342,13 +342,18 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         if method == base or len(own) != len(other):
             return Cell(f"{shown(value)}{spread}", value)
         word = difference(name, own, other).word
-        return Cell(f"{_MARKS[word]} {shown(value)}{spread}", value, word, f"{word} than {base}")
+        return Cell(
+            f"{_MARKS[word]} {shown(value)}{spread}",
+            value,
+            word,
+            f"within noise of {base}" if word == "level" else f"{word} than {base}",
+        )
 
     head = ["method", *(label(n).replace(" FLOPs", " cost") for n in names)]
     table = Table("All methods, best first", head, [(m, [cell(m, n) for n in names]) for m in rows], methods=True)
     text = (
-        f"Compared with {short(base)}: \u25b2 better, = level (within noise over seeds), \u25bc worse. Cost is relative to {short(base)}. "
-        "Hover over a heading for its meaning; press it to sort."
+        f"Compared with {short(base)}: \u25b2 better, = within noise over seeds, \u25bc worse. Cost is relative to {short(base)}. "
+        "Hover over a heading for its meaning; click it to sort."
     )
     costs = []
     for cost in ("predict_flops", "train_flops"):
@@ -434,7 +439,7 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
             shares = content.parts(drawn[0], "pit")[0]
             figures.append(picture("pit", "Probability integral transform", lambda ax: plots.pit(shares, ax=ax), _HALF))
         figures += _risk(content, subjects) if len(subjects) == 1 else []
-        text = "On the dashed line, intervals cover as many rows as they should; below it they are too narrow. A flat histogram means calibrated quantiles."
+        text = "On the dashed line, intervals reach their nominal coverage; below it they are too narrow. A flat histogram means calibrated quantiles."
         yield Section("coverage", "Calibration", text, figures)
 
 
@@ -625,14 +630,14 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
 
         measure = short(next(iter(found.values()))["measure"])
         several, most = len(found) > 1, max(len(d["matrix"]) for d in found.values())
-        text = f"Each row and column is a member (at most {most}); the shade is their {measure}"
+        text = f"Rows and columns are members (at most {most}); the shade is their {measure}"
         text += ", on the same scale for all methods." if several else "."
         figures = _each(content, "agreement", list(found), agreement)
         yield Section("agreement", "Agreement of members", text, figures, small=several, folded=not several)
 
 
 def _engine(content: Content) -> Section:
-    """Return what only those who look into the training need, folded."""
+    """Return details of the training and the settings, folded."""
     parts, history, plans = [], content.results["history"], content.results["plans"]
     if "chosen" in content.results:
         parts.append(
@@ -659,7 +664,7 @@ def _engine(content: Content) -> Section:
     parts.append(Section("measures", "All measures", tables=[Table("All measures", head, made)]))
     trees = [(m, "\n".join(_tree(plans[m]["tree"]))) for m in content.methods if m in plans]
     if trees:
-        parts.append(Section("plans", "Plans", "What each method does, as a tree.", trees=trees))
+        parts.append(Section("plans", "Plans", "The plan of each method, as a tree.", trees=trees))
     held = content.results["settings"].items()
     said = {n: v for n, v in held if n not in ("below", "seeds") and v not in (None, "", [], {})}
     said |= next((p["environment"] for p in plans.values()), {})
