@@ -394,7 +394,7 @@ def test_messages_name_what_the_user_knows(plain, tmp_path):
     table = folder / "houses.csv"
     never = ["fit", table, "--target", "price", "--out", tmp_path / "never", "--json"]
     said = choral(*never, "--cv", 500, "--budget", 3, expect=2).stderr
-    assert "budget is 3, too few for 500 folds" in said
+    assert "3 epochs in all are too few for 500 members" in said  # one for each fold
     said = choral(*never, "--cv", 500, expect=2).stderr
     assert "folds is 500 for 90 points" in said
     frame = houses()

@@ -115,16 +115,16 @@ def warning(plan: Phase, points: int) -> str:
     """Return a sentence if a budget is below what a plan needs on so many points, else nothing.
 
     >>> warning(Train(epochs=5, batch_size=32, least_steps=100), 277)
-    'the budget is below what the method needs: a training of 5 epochs is 45 steps and should be 100; give epochs=12 or more'
+    'the budget is below what the method needs: a training of 5 epochs is 45 steps and should be 100; give epochs=12 or more (budget=12)'
     """
     found = short(plan, points)
     if not found:
         return ""
     worst = min(found, key=lambda phase: steps_of(phase, points) / phase.least_steps)
     total, trained = cost(raised(plan, points)).epochs, max(1, begun(plan))
-    apart = f" for each member (budget={total})" if trained > 1 else ""
+    apart = " for each member" if trained > 1 else ""
     return (
         f"the budget is below what the method needs: a training of {worst.epochs} epochs is {steps_of(worst, points)} steps "
-        f"and should be {worst.least_steps}; give epochs={-(-total // trained)} or more{apart}"
+        f"and should be {worst.least_steps}; give epochs={-(-total // trained)} or more{apart} (budget={total})"
         + (", or fewer members" if cost(plan).networks > 1 else "")
     )
