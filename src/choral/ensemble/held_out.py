@@ -65,7 +65,7 @@ def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> N
         warn(
             f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant} ({len(y)} rows), so it may have "
             "learned nothing that helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(lr=...)), or bring the inputs "
-            "to mean 0 and standard deviation 1.",
+            "to mean 0 and standard deviation 1 (transforms=(choral.data.Normalize(mean, std),)).",
         )
 
 
