@@ -344,6 +344,7 @@ def dependence(curve: Mapping[str, Any], *, output: int = -1, ax: Ax = None, uni
         ax.hlines(places, members.min(0), members.max(0), color="C0", alpha=0.4, lw=3)
         ax.plot(means, places, "o", color="C0", markersize=4)
         ax.set_yticks(places, words)
+        ax.set_ylim(0.5 - len(words), 0.5)
         _thousands(ax, "x")
         ax.set_xlabel(f"mean prediction{unit and f' ({unit})'}")
         return ax
