@@ -70,50 +70,49 @@ def fit(
     torch.Size([64, 3])
 
     Args:
-        build: the network: a function that returns a new one; or a network, which is copied and is the given parent of recipes that
-            start from trained weights. Weights are trained if a network's differ from newly drawn ones, or if a function returns most
-            of them alike under two seeds (it loads them): the means of Bayesian networks then start at them, and at fresh draws
-            otherwise; methods that draw them anew all the same say so.
+        build: a function that returns a new network; or a network, which is copied, and from which methods start that take trained
+            weights. Trained weights (those of a network that differ from new draws, or that a function loads) are also the initial means
+            of Bayesian networks; methods that must draw new weights warn.
         data: training data: a pair (x, y) of arrays or tensors, or (x, y, weights); a dataset, that is anything with `__len__` and
             `__getitem__`, or a DataLoader over one. Several inputs are a dict in the place of x, passed to the network as keywords, or
             a tuple or list, passed by position.
-        recipe: the method, for example `choral.recipes.snapshot(epochs=60)`; or its name, for the recipe with its defaults.
+        recipe: the method, for example `choral.recipes.snapshot(epochs=60)`; or its name, for its defaults.
 
-        target: (data) the key of the targets where data, or the items of a Dataset, are dicts.
-        sample_weight: (data) a weight of 0 or more for each point: 2 counts as the point twice, 0 as if it were missing. For a Dataset,
-            where items hold it: 2 for items (x, y, weight), or the key of items that are dicts. Losses of batches are divided by the
-            mean weight of all points, penalties by the sum of weights.
+        target: (data) the key of the targets, if data or the items of a Dataset are dicts.
+        sample_weight: (data) a weight of 0 or more for each row: 2 repeats the row, 0 removes it. For a Dataset, its place in an item:
+            2 for items (x, y, weight), or a key for dicts. Batch losses are divided by the mean weight of all rows, penalties by the sum
+            of weights.
         transforms: (data) transforms of input batches (`choral.data`), by key for a dict of inputs: transforms={'image': (...)};
             augmentations apply to training only.
 
-        output: (meaning of outputs) the name, position or function that picks the output of a network that returns a dict, dataclass
-            or tuple. Outputs (batch,) are read as (batch, 1).
-        likelihood: (meaning of outputs) a value or a name (`choral.objectives.likelihoods.NAMES`); None chooses by y and the network's
-            outputs, and refuses where they leave a doubt.
+        output: (outputs) the key, position or function that selects the output of a network that returns a dict, dataclass or tuple.
+            Outputs (batch,) are read as (batch, 1).
+        likelihood: (outputs) a value or a name (`choral.objectives.likelihoods.NAMES`); None infers it from y and the network's outputs,
+            and refuses if they are ambiguous.
 
-        validation: (validation) points no member is trained on, scored after every epoch: a share of the data, drawn by the seed (of
-            each class, for labels in memory), or data of its own. 'auto' holds out 15 % of few points to 5 % of many where the recipe
-            leaves training settings open, or `early_stopping` asks for it; None holds out nothing.
-        cv: (validation) cross-validation instead: a number of folds, or (folds, groups) with a value for each point; points of equal
-            value are held out together. Every member holds out one fold (a method without a fork of members is run once for each).
-            The ensemble then has scores of all points (`info['out_of_fold']`), conformal intervals or sets, and `out_of_fold`.
-        early_stopping: (validation) `choral.EarlyStopping(patience=16, restore_best=True)`; epochs are then an upper bound. None never
-            stops, and keeps the weights that predicted held-out points best, if there are any.
+        validation: (validation) validation rows, scored after every epoch: a share of the data, drawn at random by the seed (of each
+            class, for labels in memory), or separate data. 'auto' holds out 15 % of few rows to 5 % of many if the recipe leaves training
+            settings open or `early_stopping` is given; None holds out nothing.
+        cv: (validation) cross-validation instead: a number of folds, or (folds, groups) with a value for each row; rows of equal value
+            stay in one fold. Every member holds out one fold (a method without a fork of members is run once for each). The ensemble then
+            has scores of all rows (`info['out_of_fold']`), conformal intervals or sets, and `out_of_fold`.
+        early_stopping: (validation) `choral.EarlyStopping(patience=16, restore_best=True)`; epochs are then an upper bound. None trains
+            to the end, and keeps the weights with the best validation score, if there are validation rows.
 
         run_dir: (run) folder for the plan, log, checkpoints and members; or a URL that fsspec knows ('s3://bucket/run', `choral.Store`).
-            The same call resumes, bit for bit; another plan, seed or data in that folder is refused.
+            The same call resumes, bit for bit; a folder with another plan, seed or data is refused.
         on_existing: (run) what to do with a run in that folder. 'resume' continues it. 'extend' adds branches of a fork (members of
-            deep_ensemble) or rounds of a repeat (cycles of snapshot) and keeps present members byte for byte. 'overwrite' removes what
-            choral wrote there, once everything has been checked, and starts again.
-        seed: (run) root of every random draw.
-        callbacks: (run) called with every event, a dict (`choral.engine.events`): one function or several (`choral.callbacks`).
-        progress: (run) whether to draw a progress bar; None draws one in a terminal or notebook.
+            deep_ensemble) or rounds of a repeat (cycles of snapshot) and keeps present members byte for byte. 'overwrite' removes the
+            files of the run, after all checks, and starts again.
+        seed: (run) seed of all random draws.
+        callbacks: (run) one function or several, called with every event, a dict (`choral.engine.events`, `choral.callbacks`).
+        progress: (run) whether to show a progress bar; None shows one in a terminal or notebook.
 
-        device: (compute) short for compute=Compute(device=...); 'auto' is CUDA, MPS or the CPU.
+        device: (compute) shortcut for compute=Compute(device=...); 'auto' is CUDA, MPS or the CPU.
         compute: (compute) `choral.Compute`: device, precision, executor, threads, time limit, data parallelism, cluster.
 
     Returns:
-        The trained ensemble: `predict`, `evaluate`, `save`, `export`. Its `info` holds what training cost and how it ended.
+        The trained ensemble, with `predict`, `evaluate`, `save` and `export`. Its `info` has the cost and the end of training.
     """
     return train(build, data, recipe, **{n: v for n, v in locals().items() if n not in ("build", "data", "recipe")})
 
