@@ -182,11 +182,15 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, flo
 
 
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Return the flat row of an evaluation, with the means over corruptions and the AUROC."""
+    """Return the row of an ensemble's evaluation."""
     # members chosen after training have no plan of it
     epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get("epochs", 0)
-    row: dict[str, Any] = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
-    row |= evaluation["scores"] | evaluation["cost"] | evaluation.get("corruptions", {}).get("means", {})
+    return {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs} | flat(evaluation)
+
+
+def flat(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Return the scalars of an evaluation, with the means over corruptions and the AUROC."""
+    row: dict[str, Any] = evaluation["scores"] | evaluation["cost"] | evaluation.get("corruptions", {}).get("means", {})
     row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
     if "coverage_95" in row:
         row["coverage_error"] = abs(row["coverage_95"] - 0.95)

@@ -10,6 +10,7 @@ from typing import Any
 
 from choral.base.errors import ChoralError, RunError
 from choral.comparison.comparison import is_number
+from choral.comparison.evaluation import flat
 from choral.engine import files
 from choral.plots import history
 from choral.tables.table import table_from
@@ -103,7 +104,7 @@ def _collected(folder: Path) -> Content:
         chosen = choice["row"]["method"]
         found = _evaluation(folder)
         results["evaluation"] |= {} if found is None else {chosen: found}
-        rows = [choice["row"] | _measured(found), *results["rows"]]
+        rows = [choice["row"] | (flat(found) if found else {}) | {"method": chosen}, *results["rows"]]
         results |= {"rows": rows, "findings": choice["findings"], "chosen": chosen}
     alone = results.get("chosen") or (next(iter(runs)) if len(runs) == 1 else None)
     return _finished(f"{alone} in {folder.resolve().name}" if alone else folder.resolve().name, results, runs)
@@ -133,19 +134,9 @@ def _of_runs(runs: dict[str, list[Path]]) -> dict[str, Any]:
         row = {"method": name} | {n: plan["describe"].get(n) for n in ("members", "epochs")}
         row |= {n: own.get(n) for n in ("parameters", "predict_flops")} | {n: counted.get(n) for n in _COSTS}
         evaluations |= {} if found is None else {name: found}
-        rows.append(row | _measured(found))
+        rows.append(row | (flat(found) if found else {}) | {"method": name})
     seeds = sorted({str(_plan(f)["identity"].get("seed")) for (f,) in runs.values()})
     return {"rows": rows, "settings": {"seed": ", ".join(seeds)}, "evaluation": evaluations}
-
-
-def _measured(found: Any) -> dict[str, Any]:
-    """Return the scalars of an evaluation that belong into a row."""
-    if found is None:
-        return {}
-    row = found["scores"] | found["cost"] | found.get("corruptions", {}).get("means", {})
-    if "ood" in found:
-        row["ood_auroc"] = found["ood"]["scores"].get(found["ood"].get("best"), {}).get("auroc")
-    return {name: value for name, value in row.items() if name != "method"}
 
 
 def _finished(title: str, results: dict[str, Any], runs: dict[str, list[Path]]) -> Content:
