@@ -153,8 +153,8 @@ def put(*keys):
 
 BIG = 10**9
 HOSTILE = {
-    "draws": (put("recipe", "structure", "draws", BIG), "draws = 1,000,000,000, but 1 to 100,000"),
-    "no draws": (put("recipe", "structure", "draws", 0), "draws = 0"),
+    "draws": (put("recipe", "structure", "draws", BIG), "draws = 1,000,000,000"),
+    "negative draws": (put("recipe", "structure", "draws", -1), "draws = -1"),
     "members": (put("recipe", "structure", "members", BIG), "members = 1,000,000,000"),
     "branches": (put("recipe", "plan", "branches", BIG), "branches = 1,000,000,000"),
     "layers": (put("network", "arguments", "hidden", [4] * 10**6), "hidden: layers = 1,000,000, but 0 to 2,000"),
@@ -174,8 +174,8 @@ HOSTILE = {
         "plan is .*give a Phase",
     ),
     "an empty plan": (put("recipe", "plan", {"kind": "Phase"}), "holds a recipe that cannot run"),
-    "no recipe": (lambda header: header.pop("recipe"), "recipe is None, but must be there"),
-    "a list": (put("recipe", [1]), r"recipe is \[1\], but must be a dict"),
+    "no recipe": (lambda header: header.pop("recipe"), "recipe is missing"),
+    "a list": (put("recipe", [1]), r"recipe is \[1\], but must be dict"),
     "a likelihood": (put("likelihood", {"kind": "Adam"}), "holds a Adam where a Likelihood belongs"),
     "scale": (
         put(
@@ -185,13 +185,16 @@ HOSTILE = {
                 "columns": [{"kind": "NumberColumn", "name": "a", "scale": {"kind": "Scale", "mean": 0.0, "std": 0.0}}],
             },
         ),
-        "table that cannot be read: a scale has mean 0.0 and std 0.0",
+        "a scale has mean 0.0 and std 0.0",
     ),
     "columns": (put("table", {"kind": "Table", "columns": [{"name": "a"}]}), "columns is .*give a"),
-    "an old table": (put("table", {"target_mean": 0.0, "target_std": 1.0}), "table that cannot be read: kind None"),
+    "an old table": (put("table", {"target_mean": 0.0, "target_std": 1.0}), "kind None"),
     "another's table": (put("table", {"kind": "Scale"}), "holds a Scale where a Table belongs"),
-    "too many classes": (put("table", {"kind": "Table", "classes": ["a"] * 200_000}), "has 200,000 values, 1 of them"),
-    "form": (put("forms", [{"axes": 3, "attributes": {}}, None]), "but must be null or a dict"),
+    "too many classes": (
+        put("table", {"kind": "Table", "task": "classification", "classes": ["a"] * 200_000}),
+        "has 200,000 values, 1 of them",
+    ),
+    "form": (put("forms", [{"axes": 3, "attributes": {}}, None]), "a form is a dict with 'axes'"),
     "axis": (put("forms", [{"axes": {"linear1.weight": {"x": [0]}}, "attributes": {}}, None]), "names the axis 'x'"),
 }
 

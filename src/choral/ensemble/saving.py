@@ -56,19 +56,10 @@ def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore,
     return store.showing(numbers), len(numbers), (StackingWeights(weights=weights),)
 
 
-_COUNTS = {
-    "batch_repetition": 10_000,
-    "branches": 1_000_000,
-    "components": 10_000,
-    "draws": 100_000,
-    "members": 10_000,
-    "minimum_channels": 1_000_000,
-    "scale": 1_000,
-    "subgroups": 10_000,
-    "times": 1_000_000,
-    "width": 1_000,
-}
-"""What a recipe in a file may ask for, at most, of each thing that is counted."""
+_COUNTED = {
+    "batch_repetition", "branches", "components", "draws", "members", "minimum_channels", "scale", "subgroups", "times", "width",
+}  # fmt: skip
+_COUNT = 100_000  # of each of these, which a recipe in a file may ask for
 _NETWORKS = 1_000_000
 _ARGUMENT = 10_000_000  # any number a network is built from
 _DEPTH = 2_000  # layers
@@ -80,8 +71,8 @@ def check_counts(content: Any, where: str) -> None:
     """Raise RunError for a count in a recipe, as it stands in a file, that is out of bounds."""
     items = content.items() if isinstance(content, Mapping) else enumerate(content) if isinstance(content, list) else ()
     for name, value in items:
-        if name in _COUNTS and isinstance(value, int | float):
-            check(str(name), value, _COUNTS[name], where)
+        if name in _COUNTED and isinstance(value, int | float):
+            check(str(name), value, _COUNT, where)
         check_counts(value, where)
 
 
