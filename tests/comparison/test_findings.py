@@ -34,7 +34,7 @@ def test_what_to_use_is_the_best_that_is_not_worse_in_accuracy():
     ]
     said = findings(seeds, baseline="single")
     assert said[0].startswith("Use packed: the best likelihood")
-    assert "Level with it within noise: twin." in said[0]
+    assert "Within noise of it: twin." in said[0]
     assert [s.split(" ")[0] for s in said[1:]] == ["sharp", "packed", "twin"]
     assert said[2] == (
         "packed compared with single: better in likelihood and calibration; within noise in accuracy; 1.2x its training and 4x its prediction."

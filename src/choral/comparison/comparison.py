@@ -89,7 +89,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def findings(by_seed: BySeed, *, baseline: str) -> list[str]:
-    """Return what a comparison found: first what to use, then a sentence for each method beside the baseline, best first."""
+    """Return the findings of a comparison: first which method to use, then a sentence on each method and the baseline, best first."""
     values = by_method(by_seed)
     score = next((n for n in ("nll", "pinball", "loss") if n in values.get(baseline, {})), None)
     if score is None or len(values) < 2:
@@ -104,7 +104,7 @@ def _compared(values: Values, method: str, other: str) -> dict[str, Difference]:
 
 
 def _about(values: Values, method: str, baseline: str) -> str:
-    """Return a sentence on one method beside the baseline."""
+    """Return a sentence that compares a method with the baseline."""
     found = _compared(values, method, baseline)
     words = {w: [MEASURES[n] for n, d in found.items() if d.word == w] for w in ("better", "worse", "level")}
     parts = [f"{w} in {_listed(words[w])}" for w in ("better", "worse") if words[w]]
@@ -139,8 +139,8 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
         return f"No method is better than {baseline} beyond noise (95 %, {seeds} seeds) at this budget; more seeds show smaller differences."
     best = better[0]
     level = [m for m in sound if m not in (best, baseline) and word(best, m) == "level"]
-    near = f" Level with it within noise: {_listed(level)}." if level and seeds > 1 else ""
-    those = f" of the methods that lose no {point} or calibration to {baseline}" if point else ""
+    near = f" Within noise of it: {_listed(level)}." if level and seeds > 1 else ""
+    those = f" of the methods that lose no {point}, and at most {_TOLERATED} of calibration, to {baseline}" if point else ""
     return f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
 
 
