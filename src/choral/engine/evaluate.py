@@ -175,12 +175,22 @@ class PlainEvaluator:
 
     def run(self, chunk: Batch) -> Tensor:
         """Return the outputs of all networks for a few points (network, member * draws, batch, ...)."""
+        task, found = self.task, []
         with torch.no_grad():
-            return torch.stack([self._of(number, chunk) for number in self.numbers])
+            if self._draws or not self.pure:
+                return torch.stack([self._of(number, chunk) for number in self.numbers])
+            with draws.keyed(self._keys[self.numbers[0]], catch=False):
+                ready = task.fed(chunk)  # once for all
+                for number in self.numbers:
+                    with self.trees(number).one() as network, task.autocast():
+                        found.append(task.widened(task.run(network, ready)))
+        return torch.stack(found)
 
     def outputs(self, x: Batch, size: int) -> Tensor:
         """Take all points with one network before the next is loaded."""
         chunks = batches.chunks(x, min(size, self.rows))
+        if len(chunks) == 1:
+            return self.run(x)
         with torch.no_grad():
             return torch.stack([torch.cat([self._of(n, chunk) for chunk in chunks], 1) for n in self.numbers])
 
