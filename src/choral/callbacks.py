@@ -43,7 +43,6 @@ def csv(path: str | Path) -> Callback:
     file = Path(path)
     if not file.parent.is_dir():
         raise InputError(f"{file.parent} is not a folder, so {file.name} cannot be written there; create it first.")
-    _check_own(file)
 
     def hear(event: dict[str, Any]) -> None:
         if event["kind"] != "epoch":
@@ -58,23 +57,6 @@ def csv(path: str | Path) -> Callback:
             handle.write(text.getvalue())
 
     return hear
-
-
-def _check_own(file: Path) -> None:
-    """Refuse a file that `csv` did not write, since rows would be appended to it."""
-    if not file.exists():
-        return
-    try:
-        with open(file, encoding="utf8") as handle:
-            first = handle.readline(200).rstrip("\r\n")
-    except (OSError, UnicodeDecodeError):
-        first = "nothing that can be read as text"
-    header = ",".join(_COLUMNS)
-    if first not in ("", header):
-        raise InputError(
-            f"{file} exists and begins with {visible(first[:60])!r}, not with the header {header!r}, so rows of losses do not belong "
-            "there; give another path."
-        )
 
 
 def tensorboard(summary: Any) -> Callback:

@@ -183,14 +183,10 @@ def _opened(run_dir: Any, call: Call, parts: Parts) -> Iterator[tuple[Any, Any, 
         # absolute, since callbacks may change the working folder, and members are read later
         yield None if run_dir is None or not parts.writes else Path(run_dir).absolute(), None, None
         return
-    for name in ("time_limit", "data_parallel"):
-        if (value := getattr(call.compute, name)) not in (None, False):
-            raise InputError(
-                f"{name} is {value!r}, which a run in {run_dir} cannot have; leave it out, or give a path."
-            )
-    from choral.cluster.run import cut_by
+    from choral.cluster.run import cut_by, refuse
     from choral.cluster.storage import opened
 
+    refuse(f"in {run_dir}", time_limit=call.compute.time_limit, data_parallel=call.compute.data_parallel)
     with opened(run_dir) as storage:
         yield storage.folder, storage, cut_by(call.recipe.plan, None)
 

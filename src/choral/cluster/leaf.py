@@ -27,7 +27,7 @@ from choral.engine.checkpoint import (
 )
 from choral.engine.compute import using
 from choral.engine.events import Callback, Log
-from choral.engine.files import digest_of, expect, read_checked, read_json, sha256, write_bytes, write_json
+from choral.engine.files import digest_of, read_checked, read_json, sha256, write_bytes, write_json
 from choral.engine.folder import check_same, environment, run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
@@ -35,16 +35,6 @@ from choral.engine.run import Leaf, Run, cut
 from choral.engine.store import MemberStore, file_name
 from choral.plan.walk import Place
 from choral.recipes.recipe import Recipe
-
-_CONTENT = {
-    "key": str,
-    "members": dict[str, str],
-    "state": str | None,
-    "failed": list[dict],
-    "counted": dict[str, float],
-    "stopped": list[dict],
-    "environment": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,6 @@ def read_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> Manifes
         content = read_json(storage.folder / name)
         if content is None or content.pop("key", None) != key_of(plan, leaf):
             return None
-        expect(content | {"key": ""}, _CONTENT, name)
     except RunError:
         return None
     if not content["members"].keys() <= {member_name(number) for number in leaf.members}:

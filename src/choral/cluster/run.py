@@ -44,14 +44,18 @@ Asked = tuple[Call, Any, Callback | None, OnExisting]
 """A run that is to be trained on a cluster: what makes it what it is, where it goes, its listener, what happens to one that is there."""
 
 
+def refuse(what: str, **given: Any) -> None:
+    """Raise InputError for the first argument given that a kind of run cannot have."""
+    for name, value in given.items():
+        if value:
+            raise InputError(f"{name} is {value!r}, which a run {what} cannot have; leave it out.")
+
+
 def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
     """Return the call of a run in leaves; InputError for what only one process, or a cluster, can be asked for."""
     call = call_of(build, data, recipe, options)
-    for name in ("time_limit", "data_parallel", "cluster"):
-        if getattr(call.compute, name):
-            raise InputError(
-                f"compute has {name}={getattr(call.compute, name)!r}, which a run in leaves cannot; leave it out."
-            )
+    compute = call.compute
+    refuse("in leaves", time_limit=compute.time_limit, data_parallel=compute.data_parallel, cluster=compute.cluster)
     return call
 
 
@@ -105,8 +109,7 @@ def prepare(
         options: as in `choral.fit`: seed, validation, compute and so on.
     """
     call = _leaf_call(build, data, recipe, options)
-    if on_existing == "extend":
-        raise InputError("on_existing is 'extend', which a run in leaves cannot be; give 'resume' or 'overwrite'.")
+    refuse("in leaves", on_existing="extend" if on_existing == "extend" else None)
     with opened(run_dir) as storage:
         job = call.job()
         with claimed(storage.folder):
@@ -332,9 +335,7 @@ def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
         raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None or str(run_dir).startswith("memory://"):
         raise InputError(f"run_dir is {run_dir}; a cluster needs run_dir, a folder or URL that all its machines see.")
-    given = [name for name, value in refused.items() if value]
-    if given:
-        raise InputError(f"{given[0]} is {refused[given[0]]!r}, which a run on a cluster cannot have; leave it out.")
+    refuse("on a cluster", **refused)
 
 
 def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:

@@ -62,8 +62,7 @@ def _refuse_uncopied(network: nn.Module) -> None:
     watched = next((n for n, p in network.named_parameters() if any(getattr(p, kind, None) for kind in kinds)), None)
     if watched is not None:
         raise InputError(
-            f"build: parameter {watched!r} of the network has a hook on its gradient (register_hook), which copies and stacks of it do not keep; let "
-            "forward do what it does, such as torch.where(mask, weight, weight.detach()) for numbers that are to stay as they are."
+            f"build: parameter {watched!r} has a hook on its gradient (register_hook), which copies do not keep; let forward do what it does."
         )
 
 
@@ -94,8 +93,6 @@ class Blueprint:
     ):
         self._builds = tuple(build) if isinstance(build, tuple | list) and build else (build,)
         build = self._builds[0]
-        if not callable(build):
-            raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
         self.structure = structure
         self.device = device
         self.images = images and "channels_last" not in interface.avoids
@@ -152,8 +149,7 @@ class Blueprint:
         if is_lazy(network):
             if self.interface.reads is None:
                 raise InputError(
-                    "the network has lazy layers, whose sizes its first input decides, and there is no input here; give data too, "
-                    "or layers with sizes."
+                    "the network has lazy layers, whose sizes its first input decides; give data too, or layers with sizes."
                 )
             called_once(network, self.interface, batches.made_up(self.interface.reads, 2))
         return network

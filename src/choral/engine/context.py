@@ -20,7 +20,7 @@ from choral.plan.phases import Operator, Starter
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
-from choral.structures.base import Independent, Structure
+from choral.structures.base import Structure
 
 
 def target_shift(states: Sequence[State]) -> torch.Tensor | None:
@@ -85,8 +85,7 @@ def acted(phase: Starter | Operator, state: State | None, context: "BranchContex
             new = phase.apply(state, context)
     if unkeyed:
         raise PlanError(
-            f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]}), so the seed and the "
-            "place in the plan do not decide its result; draw with generator=context.generator('purpose')."
+            f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]}); draw with generator=context.generator('purpose')."
         )
     return new
 
@@ -155,7 +154,7 @@ class BranchContext:
 
     def calls(self, state: State) -> Sequence[Called]:
         """Return the calls of modules: those that the inspection saw, where the joint network is the plain one."""
-        known = self._task.findings.calls if isinstance(self._task.structure, Independent) and not state.form else ()
+        known = () if self._task.structure.converts or state.form else self._task.findings.calls
         return known or executed(self.network(state), self.example())
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:

@@ -335,8 +335,7 @@ class Epochs:
         # what they were before is no choice
         if branches and all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
             raise DivergedError(
-                f"all {len(self.branches)} networks that are chosen among diverged, the last in epoch {epoch + 1}; take lower rates (space=), or look at "
-                "the data for numbers far from all others."
+                f"all {len(self.branches)} networks that are chosen among diverged, the last in epoch {epoch + 1}; take lower rates (space=)."
             )
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
@@ -347,8 +346,7 @@ class Epochs:
         if branch.place not in self._unmeasured:
             self._unmeasured.add(branch.place)
             warn(
-                f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; look at the held-out "
-                "points and the learning rate, or take another measure.",
+                f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; look at the held-out points and the learning rate."
             )
 
     def _stop(self, epoch: int, reason: str) -> None:

@@ -81,8 +81,7 @@ def _check_stackable(job: Job, phase: Train) -> None:
     task = job.task
     if task.findings.remembers:
         raise InputError(
-            f"executor='vectorized' cannot train this network: its attribute {task.findings.remembers!r}, a tensor, changes when it is called; make it "
-            "a buffer (register_buffer), or use executor='sequential'."
+            f"executor='vectorized' cannot train this network: its tensor {task.findings.remembers!r} changes when it is called; make it a buffer, or use executor='sequential'."
         )
     with Calls(task.blueprint.network()) as running:
         try:
@@ -97,9 +96,8 @@ def _check_stackable(job: Job, phase: Train) -> None:
     wrong = _differing(_gradients(PlainTrainer, job, phase, keys=[1]), many, task)
     if wrong:
         raise InputError(
-            f"executor='vectorized' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (hooks of "
-            "gradients, and weights that forward writes into or reads from a list or dict of its own, are passed over); use "
-            "executor='sequential'."
+            f"executor='vectorized' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (torch.func passes over hooks, "
+            "and weights that forward keeps in a list or dict); use executor='sequential'."
         )
 
 

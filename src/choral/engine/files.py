@@ -31,8 +31,7 @@ def expect(content: Any, fields: Mapping[str, Any], where: str) -> Any:
         if field not in found or not isinstance(found[field], getattr(kind, "__origin__", kind)):
             held = repr(found[field])[:60] if field in found else "missing"
             raise RunError(
-                f"{where} does not hold what it should: {field} is {held}, but must be {getattr(kind, '__name__', kind)}; it was "
-                "damaged or made by other means: copy or make it again."
+                f"{where} does not hold what it should: {field} is {held}, but must be {getattr(kind, '__name__', kind)}; copy or make it again."
             )
     return content
 

@@ -66,8 +66,6 @@ def claimed(folder: Path | None) -> Iterator[None]:
         return
     import fcntl
 
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"run_dir {folder} is a file; give a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,8 +89,7 @@ def folder_name(name: str) -> str:
     odd = not isinstance(name, str) or name in ("", ".", "..")
     if odd or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
         raise InputError(
-            f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it a name without slashes and "
-            "control characters, of at most 200 bytes."
+            f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it a short name without slashes and control characters."
         )
     return name
 
@@ -277,8 +274,7 @@ def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
         why = ["held-out points stopped or chose its members together, so that in a longer run they would be others"]
     if why:
         raise RunError(
-            f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}. More members of a fork and more rounds of a repeat can be "
-            f"added; start anything else again: {_ANEW}."
+            f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}. Only members of a fork and rounds of a repeat can be added; use {_ANEW}."
         )
 
 
@@ -300,8 +296,7 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
     costs, checkpoints = read_costs(folder), Checkpoints(folder / "checkpoints")
     if "kept" in costs:
         raise RunError(
-            f"{folder} was ended by its time limit, so it has no whole plan to extend; "
-            "train it whole first, by the same call with a larger time_limit or none."
+            f"{folder} was ended by its time limit; train it whole first, by the same call with a larger time_limit or none."
         )
     store = MemberStore(folder / "members", run=run_of(stored))
     late = checkpoints.latest()

@@ -36,7 +36,7 @@ from choral.layers.joint.network import Joint, channels_last
 from choral.layers.packed.networks import ends_of
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe
-from choral.structures.base import Independent, Structure
+from choral.structures.base import Structure
 from choral.structures.independence import refuse_mixed, stacked_of, why_not_run
 
 _Loss = Callable[[Callable[[Batch], Any]], Tensor]
@@ -110,14 +110,12 @@ def inspect_plain(
             reads, found, calls, wrote = _called(network, reads, batch)
     if structure.members > 1 and wrote:
         raise InputError(
-            f"the network writes into its input, which the {structure.members} members of {type(structure).__name__} share; let "
-            "forward begin with a copy of it (x = x.clone()), or use a method whose members are networks of their own."
+            f"the network writes into its input, which {structure.members} members share; let forward begin with x = x.clone()."
         )
     outputs = pick(found, reads.output)
     if not outputs.dim() or len(outputs) != batches.rows(batch):
         raise InputError(
-            f"the network gave outputs of shape {tuple(outputs.shape)} for {batches.rows(batch)} points; make it return (batch, outputs), "
-            "one row for each point."
+            f"the network gave outputs of shape {tuple(outputs.shape)} for {batches.rows(batch)} points; make it return (batch, outputs), one row for each point."
         )
     interface = replace(reads, column=outputs.dim() == 1)
     names = {id(p): name for name, p in network.named_parameters()}
@@ -186,13 +184,11 @@ def _refuse_modules(network: nn.Module, structure: Structure) -> None:
     for name, module in network.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise InputError(
-                f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which members are not saved "
-                "with; register it as a buffer instead."
+                f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which is not saved; register it as a buffer instead."
             )
-        if isinstance(module, nn.SyncBatchNorm) and not isinstance(structure, Independent):
+        if structure.converts and isinstance(module, nn.SyncBatchNorm):
             raise ConversionError(
-                f"layer {name!r} (SyncBatchNorm) would mix the statistics of members; build the network with nn.BatchNorm2d (or 1d, 3d): "
-                "Compute(data_parallel=True) takes its statistics over the whole batch of all processes."
+                f"layer {name!r} (SyncBatchNorm) would mix the statistics of members; use nn.BatchNorm2d (or 1d, 3d) with Compute(data_parallel=True)."
             )
         forward = vars(module).get("forward")
         if forward is not None and getattr(forward, "__self__", None) is not module:
@@ -326,8 +322,7 @@ class _Trial:
     def __init__(self, network: nn.Module, structure: Structure, loss: _Loss, *, training: bool):
         self.network, self.structure, self._loss = copy.deepcopy(network).train(training), structure, loss
         self.trained = {name for name, p in network.named_parameters() if p.requires_grad}
-        converted = not isinstance(structure, Independent)
-        self.layers = {n: m for n, m in self.network.named_modules() if n and converted and _is_ours(m)}
+        self.layers = {n: m for n, m in self.network.named_modules() if n and structure.converts and _is_ours(m)}
         self.inputs: list[Tensor] = []  # what members read, where each has inputs of its own
         self.outputs: Any = None
         self.past = set[str]()  # layers whose weights were read past their call
@@ -396,12 +391,11 @@ def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
     """Return what to raise for an error of a training call."""
     if trial.outputs is not None and not isinstance(trial.outputs, Tensor):
         return InputError(
-            f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) with a "
-            "function that takes the output from both."
+            f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) for both."
         )
     if rows != 1 and trial.outputs is None and isinstance(trial.network, Joint):
         return why_not_run(trial.network, error)
-    if rows != 1 and trial.outputs is None and not isinstance(trial.structure, Independent):
+    if rows != 1 and trial.outputs is None and trial.structure.converts:
         return _why_not_converted(trial.structure, trial.running, error)
     advice = "give data and a loss that fit its outputs."
     if rows == 1:

@@ -77,8 +77,7 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
         if apart:
             how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
             raise InputError(
-                f"processes 0 and {rank} are to share every batch of one run, but were given different ones ({how}); give every process the same call "
-                "with all of the data: choral shares batches out itself."
+                f"processes 0 and {rank} were given different runs ({how}); give every process the same call with all of the data: choral shares batches out itself."
             )
     return job
 

@@ -229,13 +229,11 @@ def check_parts(parts: Parts, structure: Structure, points: int, plan: Phase) ->
         return
     if not structure.by_row:
         raise InputError(
-            f"{type(structure).__name__} lays rows of a batch out among its members, so a part of a batch is not a part of what they "
-            "read; train without data_parallel and accumulate, or use another method."
+            f"{type(structure).__name__} lays rows of a batch out among its members; train without data_parallel and accumulate, or use another method."
         )
     for phase in trainings(plan):
         last = points - (batches_in(points, phase.batch_size) - 1) * phase.batch_size if phase.epochs else size
         if min(phase.batch_size, last) < size:
             raise InputError(
-                f"a batch of {min(phase.batch_size, last)} row(s) cannot be shared by {size} processes; give another batch_size "
-                f"(it is {phase.batch_size} for {points} points), or fewer processes."
+                f"a batch of {min(phase.batch_size, last)} row(s) (of {phase.batch_size}, {points} points) cannot be shared by {size} processes; change batch_size or use fewer."
             )

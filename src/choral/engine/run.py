@@ -308,9 +308,8 @@ class Run:
         left = self.task.structure.remaining(state.params, state.buffers)
         if left and not any(left.values()):
             message = (
-                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so that its predictions hardly depend on the inputs: there are "
-                "too few points for what each node costs; start with wider deviations, let the penalty grow, or weigh it less (rho=-2.0, anneal=0.5, "
-                "kl_weight=0.1), or use another method."
+                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so its predictions hardly depend on the inputs; start with wider "
+                "deviations, let the penalty grow, or weigh it less (rho=-2.0, anneal=0.5, kl_weight=0.1), or use another method."
             )
             self.log.event(kind="warning", message=message)
             warn(message)
@@ -325,8 +324,7 @@ class Run:
         stacks = alike(phase, branches)
         if phase.select is not None and self.job.selects and len(stacks) > 1:
             raise RunError(
-                f"{type(phase).__name__} chooses among its {len(branches)} branches while they train, but they cannot be stacked (other shapes, or an "
-                "optimizer that looks across members); give them equal shapes and an optimizer of choral.plan."
+                f"{type(phase).__name__} chooses among its {len(branches)} branches while they train; give them equal shapes and an optimizer of choral.plan."
             )
         for number, some in enumerate(stacks):
             before = number * phase.epochs

@@ -55,8 +55,7 @@ class MemberStore:
             data = path.read_bytes()
         except OSError as error:
             raise RunError(
-                f"{path} cannot be read ({error.strerror}); if the folder was overwritten since, load it again, "
-                f"choral.load('{self.folder.parent}'), or {_ADVICE}."
+                f"{path} cannot be read ({error.strerror}); load the folder again, choral.load('{self.folder.parent}'), or {_ADVICE}."
             ) from error
         tensors, header = unpack_tensors(data, str(path))
         if header.get("number") != number or (self.run is not None and header.get("run") != self.run):

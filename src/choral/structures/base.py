@@ -37,6 +37,9 @@ class Structure(Value, ABC):
 
     undecayed: ClassVar[tuple[str, ...]] = ()
 
+    converts: ClassVar[bool] = True
+    """Whether networks are changed; False if a member is the plain network itself."""
+
     converts_all: ClassVar[bool] = False
     """Whether every layer with weights is meant to be converted, so that those which are not are named in a line."""
 
@@ -142,6 +145,8 @@ class OneMember(Structure, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Independent(OneMember):
     """One member for each network: the plain network itself."""
+
+    converts = False
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network as it is; nothing is changed, so nothing is copied."""
