@@ -23,7 +23,7 @@ from choral.engine.events import Callback
 from choral.engine.files import sha256
 from choral.engine.folder import claimed, run_of, settle
 from choral.engine.job import Call, Job, call_of, in_agreement
-from choral.engine.parts import Parts, parts_of
+from choral.engine.parallel import Parts, parts_of
 from choral.engine.run import carry_out
 from choral.engine.store import MemberStore
 from choral.engine.validation import Limit

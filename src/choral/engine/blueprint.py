@@ -93,6 +93,8 @@ class Blueprint:
     ):
         self._builds = tuple(build) if isinstance(build, tuple | list) and build else (build,)
         build = self._builds[0]
+        if not callable(build):
+            raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
         self.structure = structure
         self.device = device
         self.images = images and "channels_last" not in interface.avoids

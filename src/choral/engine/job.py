@@ -16,7 +16,7 @@ from choral.engine.compute import Compute
 from choral.engine.flops import rehearse
 from choral.engine.identity import differences, identity_of
 from choral.engine.inspect import left_plain
-from choral.engine.parts import Parts, parts_of
+from choral.engine.parallel import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.plan.walk import trainings

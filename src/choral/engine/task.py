@@ -26,7 +26,7 @@ from choral.engine.inspect import (
     lost_weights,
     outputs_together,
 )
-from choral.engine.parts import Parts, check_parts
+from choral.engine.parallel import Parts, check_parts
 from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
