@@ -315,7 +315,7 @@ def _layers() -> Iterator[Row]:
     yield (
         layers.RankOneLayer,
         {"layer": linear, "members": 2},
-        {"layer": NETWORK, "members": COUNT, "start": WORD, "spread": (-1, "a")},
+        {"layer": NETWORK, "members": COUNT, "start": WORD, "spread": ("a",)},
     )
     yield (
         layers.MaskedLayer,

@@ -198,11 +198,11 @@ def test_a_calibration_that_names_nothing_fits_a_temperature_or_says_what_it_cou
 
 def test_patterns_that_fit_nothing_are_refused():
     build = lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731  # a factory
-    with pytest.raises(ConversionError, match="include='typo' fits no layer"):
+    with pytest.raises(InputError, match="nothing fits 'typo'"):
         choral.fit(build, (X, Y), make("emp", budget=2, layers=("typo",), training=QUICK))
     recipe = make("single", budget=2, training=QUICK)
     penalty = objectives.L2(precision=5.0, include=("typo",))
-    with pytest.raises(InputError, match=r"L2: no parameter fits 'typo'.*0\.weight"):
+    with pytest.raises(InputError, match=r"L2: include: nothing fits 'typo'.*0\.weight"):
         choral.fit(
             build,
             (X, Y),

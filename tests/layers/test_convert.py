@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base.errors import ConversionError
+from choral.base.errors import ConversionError, InputError
 from choral.layers.convert import layers_of, swap
 
 
@@ -80,7 +80,7 @@ def test_patterns_restrict_the_walk():
 
 
 def test_a_pattern_that_fits_nothing_names_the_layers():
-    with pytest.raises(ConversionError, match=r"'trunc\.0'.*Nested.*shared.*Did you mean 'trunk\.0'"):
+    with pytest.raises(InputError, match=r"Nested.*'trunc\.0'.*shared.*Did you mean 'trunk\.0'"):
         swap(Nested(), lambda name, old: None, include=("trunc.0",))
 
 

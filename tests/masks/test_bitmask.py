@@ -70,19 +70,9 @@ def test_what_would_be_lost_is_refused():
     mask = {"w": torch.tensor([True, False])}
     with pytest.raises(InputError, match="1 values that its mask removes"):
         pack({"w": torch.ones(2)}, mask)
-    with pytest.raises(InputError, match="its mask has"):
-        pack({"w": torch.ones(3)}, mask)
-    with pytest.raises(InputError, match="masks name w"):
-        pack({"v": torch.ones(2)}, mask)
-    with pytest.raises(InputError, match="are taken"):
-        pack({"w:kept": torch.ones(2)}, {})
 
 
 def test_damaged_files_are_refused():
     packed = pack({"w": torch.tensor([0.0, 2.0, 1.0])}, {"w": torch.tensor([False, True, True])})
     with pytest.raises(RunError, match="keeps 2 values, 1 are stored"):
         unpack(packed | {"w:kept": torch.ones(1)})
-    with pytest.raises(RunError, match="takes 1 bytes"):
-        unpack(packed | {"w:bits": torch.zeros(2, dtype=torch.uint8)})
-    with pytest.raises(RunError, match="without w:bits"):
-        unpack({name: tensor for name, tensor in packed.items() if name != "w:bits"})

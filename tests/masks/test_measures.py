@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from choral.base.errors import InputError
 from choral.masks import anti_random_pair, density, overlap, random_masks, total_distance
 
 
@@ -33,8 +32,3 @@ def test_complements_are_further_apart_than_two_random_masks():
     assert total_distance(pair) > total_distance([random_masks(shapes, g), random_masks(shapes, g)])
     assert overlap(pair)[0, 1] == 0
     assert density(pair[0]) == 0.5
-
-
-def test_masks_of_other_weights_are_refused():
-    with pytest.raises(InputError, match="different weights"):
-        overlap([{"a": torch.ones(2).bool()}, {"b": torch.ones(2).bool()}])

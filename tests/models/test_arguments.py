@@ -10,7 +10,7 @@ from choral.models.spec import blocks
 @pytest.mark.parametrize(
     ("build", "arguments", "message"),
     [
-        (mlp, {"inputs": 2.0, "outputs": 1}, "mlp: inputs is 2.0; give a whole number"),
+        (mlp, {"inputs": 2.0, "outputs": 1}, "mlp: inputs is 2.0; give whole numbers"),
         (mlp, {"inputs": True, "outputs": 1}, "mlp: inputs is True"),
         (mlp, {"inputs": 1, "outputs": 1, "hidden": 50}, "mlp: hidden is 50"),
         (mlp, {"inputs": 1, "outputs": 1, "norm": "bach"}, "norm is 'bach'; give 'batch' or 'layer' or None"),

@@ -414,5 +414,5 @@ def test_a_mother_gets_half_of_the_epochs_and_what_does_not_divide():
         assert [p.epochs for p, _ in written_out(recipe.plan) if isinstance(p, Train)] == epochs
     with pytest.raises(InputError, match="a mother and 4 members"):
         make("mothernets", budget=4)
-    with pytest.raises(InputError, match="size 1"):
+    with pytest.raises(InputError, match="size is 1"):
         make("mothernets", size=1.0)

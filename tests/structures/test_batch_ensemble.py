@@ -3,8 +3,8 @@ import torch
 from tests.networks import Text, generator, make
 from torch import nn
 
+from choral.base.names import matches
 from choral.layers.joint.layers import RankOneLayer
-from choral.objectives.penalties import matches
 from choral.structures import BatchEnsemble
 
 

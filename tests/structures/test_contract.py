@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.values import from_dict
-from choral.layers.joint.network import KERNELS, Joint
+from choral.layers.joint.network import Joint, Kernel
 from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TabM, TreeNet
 
 STARTS = {"lenet": "conv2", "chain": "2", "resnet": "layer1.1", "vit": "norm2", "concatenating": "join"}
@@ -41,7 +42,7 @@ def converted(kind, name):
 
 
 def kernels(kind, joint):
-    return ["grouped"] if kind == "treenet" else [k for k in KERNELS if not joint.obstacle(k)]
+    return ["grouped"] if kind == "treenet" else [k for k in get_args(Kernel)[1:] if not joint.obstacle(k)]
 
 
 def outputs(structure, joint, x):

@@ -72,7 +72,7 @@ def test_names_choose_the_masked_layers():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(InputError, match=r"scale=0\.5"):
+    with pytest.raises(InputError, match="scale is"):
         Masksembles(scale=0.5)
     with pytest.raises(ConversionError, match="Masksembles found no layer to convert"):
         Masksembles().convert(nn.Linear(2, 2), generator())

@@ -69,5 +69,5 @@ def test_what_cannot_be_widened_is_refused():
         Mimo().convert(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), generator())
     with pytest.raises(ConversionError, match="'0' normalizes the inputs"):
         Mimo().convert(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 4), nn.Linear(4, 2)), generator())
-    with pytest.raises(InputError, match="repetition=2"):
+    with pytest.raises(InputError, match="repetition is 2"):
         Mimo(repetition=2)

@@ -90,7 +90,7 @@ def test_targets_repeat_for_every_member_and_draws_follow_the_key():
 
 
 def test_misuse_is_refused():
-    with pytest.raises(InputError, match="members=0"):
+    with pytest.raises(InputError, match="members is 0"):
         RankOneGaussian(members=0)
     with pytest.raises(ConversionError, match="found no layer to convert"):
         RankOneGaussian().convert(nn.Sequential(nn.ReLU()), torch.Generator())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.sampling import at_means
 from choral.objectives.kl import gate_keep
@@ -67,7 +67,7 @@ def test_a_member_has_exact_zeros_for_nodes_that_are_out():
 def test_arguments_are_checked_and_survive_a_dict():
     with pytest.raises(InputError, match="rest is 'nothing'"):
         SpikeSlab(rest="nothing")  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(ConversionError, match="ungated='head' fits no"):
+    with pytest.raises(InputError, match="nothing fits 'head'"):
         SpikeSlab(ungated=("head",)).convert(network(), torch.Generator())
     structure = SpikeSlab(gamma=0.9, ungated=("a",), draws=2)
     assert from_dict(structure.to_dict()) == structure

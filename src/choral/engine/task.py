@@ -13,6 +13,7 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, PlanError
+from choral.base.names import fitting
 from choral.base.types import Build
 from choral.data.inputs import Mixing, Transforms, prepare
 from choral.data.sources import Source
@@ -30,7 +31,7 @@ from choral.engine.parallel import Parts, check_parts
 from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
-from choral.objectives.penalties import Objective, matches
+from choral.objectives.penalties import Objective
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
 from choral.plan.walk import trainings
@@ -187,11 +188,7 @@ def _check_patterns(recipe: Recipe, network: nn.Module) -> None:
         name.rpartition("_")[0] for name in names
     ]  # posteriors go by the name without what their halves are called
     for penalty in recipe.objective.penalties:
-        for pattern in getattr(penalty, "include", ()):
-            if not any(matches(name, (pattern,)) for name in names):
-                raise InputError(
-                    f"{type(penalty).__name__}: no parameter fits {pattern!r} in include; the network has {', '.join(names[: len(names) // 2])}."
-                )
+        fitting(names, getattr(penalty, "include", ()), f"{type(penalty).__name__}: include")
 
 
 def make_task(

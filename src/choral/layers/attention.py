@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.layers.convert import fits, swap, tied_layers, within
+from choral.base.names import matches
+from choral.layers.convert import swap, tied_layers, within
 from choral.layers.functional import emptied, filled, numbers, same_results
 
 
@@ -124,7 +125,7 @@ def open_attention(network: nn.Module, *, include: Sequence[str] = (), exclude: 
             return None
         if not all(p.requires_grad for p in module.parameters()):
             return None  # frozen: it stays as it is
-        return OpenAttention(module) if not include or fits(name, include) else None
+        return OpenAttention(module) if not include or matches(name, include) else None
 
     return swap(network, replace)
 

@@ -9,14 +9,14 @@ the second exchange keeps the first one's tensor as what is to be put back. Here
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from choral.base.errors import ConversionError, did_you_mean
+from choral.base.errors import ConversionError
+from choral.base.names import fitting, matches
 from choral.layers.functional import Twin
 
 
@@ -115,22 +115,17 @@ def swap(
         (GELU(approximate='none'), ReLU())
     """
     names = [name for name, _ in network.named_modules(remove_duplicate=False)]
-    for pattern in (*include, *exclude):
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConversionError(
-                f"the layer pattern {pattern!r} fits no layer of {type(network).__name__}; its layers are "
-                f"{', '.join(name for name in names if name)}.{did_you_mean(pattern, names)}"
-            )
+    fitting(names, (*include, *exclude), f"layers of {type(network).__name__}")
     copy = deepcopy(network)
     settled: dict[int, tuple[nn.Module, nn.Module]] = {}  # keeps the old module alive, so that its id stays its own
 
     def visit(name: str, module: nn.Module) -> nn.Module:
         if id(module) in settled:
             return settled[id(module)][1]
-        if name and fits(name, exclude):
+        if name and matches(name, exclude):
             settled[id(module)] = (module, module)
             return module
-        allowed = not include or fits(name, include)
+        allowed = not include or matches(name, include)
         chosen = replace(name, module) if allowed else None
         if chosen is not None:
             _refuse_hooks(name, module)
@@ -195,7 +190,7 @@ def layers_of(
     ['2']
     """
     for name, module in network.named_modules():
-        if isinstance(module, kinds) and (not include or fits(name, include)) and not fits(name, exclude):
+        if isinstance(module, kinds) and (not include or matches(name, include)) and not matches(name, exclude):
             yield name, module
 
 
@@ -208,15 +203,6 @@ def holds(network: nn.Module, *kinds: type) -> bool:
     return any(isinstance(module, kinds) for module in network.modules())
 
 
-def fits(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a layer name fits one of the shell-style patterns.
-
-    >>> fits("layer1.0.conv1", ("layer1.*",)), fits("fc", ("layer*",))
-    (True, False)
-    """
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def within(name: str, patterns: Sequence[str]) -> bool:
     """Return whether a layer, or a module that holds it, fits one of the patterns.
 
@@ -224,7 +210,7 @@ def within(name: str, patterns: Sequence[str]) -> bool:
     (True, False)
     """
     parts = name.split(".")
-    return any(fits(".".join(parts[: i + 1]), patterns) for i in range(len(parts)))
+    return any(matches(".".join(parts[: i + 1]), patterns) for i in range(len(parts)))
 
 
 def _leave_fast_path(module: nn.Module) -> None:

@@ -6,6 +6,7 @@ together (`global`). `groups` names layers that must keep the same neurons, beca
 the shapes of the weights; `keep_vectors` and `expand_neurons` go between them, keep-vectors and whole parameters.
 """
 
+from choral.base.arguments import offered
 from choral.masks.cells import (
     Masks,
     Scope,
@@ -24,3 +25,5 @@ __all__ = [
     "Masks", "Scope", "Shapes", "Unit", "anti_random_pair", "density", "erk_densities", "expand_neurons",
     "keep_vectors", "magnitude_masks", "overlap", "partition", "prunable", "random_masks", "regrow", "total_distance",
 ]  # fmt: skip
+
+globals().update(offered(__all__, globals()))

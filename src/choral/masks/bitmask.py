@@ -14,8 +14,6 @@ from torch import Tensor
 from choral.base.errors import InputError, RunError
 from choral.base.types import Params
 
-_PARTS = ("bits", "kept", "shape")
-
 
 def pack_bits(mask: Tensor) -> Tensor:
     """Return the mask as bytes: entry i is bit i % 8 of byte i // 8.
@@ -32,13 +30,8 @@ def unpack_bits(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
     >>> unpack_bits(torch.tensor([9, 1], dtype=torch.uint8), (3, 3)).int().tolist()
     [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
     """
-    numbers = math.prod(shape)
-    if bits.dtype != torch.uint8 or bits.shape != (-(-numbers // 8),):
-        raise RunError(
-            f"a mask of shape {tuple(shape)} takes {-(-numbers // 8)} bytes, but {tuple(bits.shape)} of "
-            f"{bits.dtype} were stored; the file is damaged."
-        )
-    return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=numbers, bitorder="little")).bool().view(shape)
+    flat = np.unpackbits(bits.cpu().numpy(), count=math.prod(shape), bitorder="little")
+    return torch.from_numpy(flat).bool().view(shape)
 
 
 def pack(values: Params, masks: Mapping[str, Tensor]) -> Params:
@@ -52,19 +45,12 @@ def pack(values: Params, masks: Mapping[str, Tensor]) -> Params:
     >>> {name: tensor.tolist() for name, tensor in packed.items()}
     {'w:bits': [2], 'w:kept': [2.0], 'w:shape': [2], 'b': [1.0]}
     """
-    unknown = [name for name in masks if name not in values]
-    if unknown:
-        raise InputError(f"masks name {', '.join(unknown)}, but the values are {', '.join(values)}.")
     packed: Params = {}
     for name, value in values.items():
-        if any(name.endswith(f":{part}") for part in _PARTS):
-            raise InputError(f"{name!r} cannot be stored: names ending in :bits, :kept or :shape are taken.")
         if name not in masks:
             packed[name] = value.detach()
             continue
         mask = masks[name].bool()
-        if mask.shape != value.shape:
-            raise InputError(f"{name!r} has shape {tuple(value.shape)}, but its mask has {tuple(mask.shape)}.")
         removed = value.detach()[~mask]
         if bool((removed != 0).any()):
             raise InputError(
@@ -84,22 +70,15 @@ def unpack(packed: Params) -> tuple[Params, dict[str, Tensor]]:
     >>> values["w"].tolist(), masks["w"].tolist()
     ([0.0, 2.0], [False, True])
     """
-    values: Params = {}
+    names = [stored.removesuffix(":bits") for stored in packed if stored.endswith(":bits")]
+    stored = {f"{name}:{part}" for name in names for part in ("bits", "kept", "shape")}
+    values = {name: tensor for name, tensor in packed.items() if name not in stored}
     masks: dict[str, Tensor] = {}
-    for stored, tensor in packed.items():
-        name, _, part = stored.rpartition(":")
-        if part not in _PARTS or not name:
-            values[stored] = tensor
-            continue
-        if name in values:
-            continue
-        missing = [f"{name}:{p}" for p in _PARTS if f"{name}:{p}" not in packed]
-        if missing:
-            raise RunError(f"{stored!r} is stored without {', '.join(missing)}; the file is damaged.")
-        kept, shape = packed[f"{name}:kept"], packed[f"{name}:shape"]
-        if shape.dtype != torch.int64 or shape.dim() != 1 or bool((shape < 0).any()):
-            raise RunError(f"{name!r} is stored with the shape {shape.tolist()}; the file is damaged.")
-        mask = unpack_bits(packed[f"{name}:bits"], tuple(shape.tolist()))
+    for name in names:
+        kept, mask = (
+            packed[f"{name}:kept"],
+            unpack_bits(packed[f"{name}:bits"], tuple(packed[f"{name}:shape"].tolist())),
+        )
         if int(mask.sum()) != kept.numel():
             raise RunError(f"{name!r}: the mask keeps {int(mask.sum())} values, {kept.numel()} are stored.")
         values[name] = torch.zeros(mask.shape, dtype=kept.dtype).masked_scatter_(mask, kept.cpu())

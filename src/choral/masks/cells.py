@@ -7,7 +7,7 @@ group. The mask makers only ever choose among cells, so they are written once fo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -57,8 +57,6 @@ def _over_rows(chosen: Tensor, shape: Sequence[int]) -> Tensor:
 
 def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
     """Return the cells of the weights; groups hold layer names (or weight names) and only concern neurons."""
-    if unit not in get_args(Unit):
-        raise InputError(f"unit={unit!r} is not known; use 'connection' or 'neuron'.")
     plain = {name: tuple(int(s) for s in shape) for name, shape in shapes.items()}
     if unit == "connection":
         return Cells({n: math.prod(s) for n, s in plain.items()}, {n: (n,) for n in plain}, plain, "connection")
@@ -77,13 +75,6 @@ def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
     followers |= {name: (name,) for name in plain if name not in tied}
     order = [name for name in plain if name in followers]
     return Cells({n: plain[n][0] for n in order}, {n: followers[n] for n in order}, plain, "neuron")
-
-
-def is_global(scope: str) -> bool:
-    """Return whether the scope is 'global'; raises InputError for a scope that does not exist."""
-    if scope not in get_args(Scope):
-        raise InputError(f"scope={scope!r} is not known; use 'layer' or 'global'.")
-    return scope == "global"
 
 
 def kept_count(density: float, size: int, floor: int = 0) -> int:
@@ -131,11 +122,7 @@ def expand_neurons(shapes: Shapes, keep: Mapping[str, Tensor]) -> dict[str, Tens
                 f"layer {layer!r} has no weight or bias among the parameters: {', '.join(shapes)}."
                 f"{did_you_mean(f'{layer}.weight', shapes)}"
             )
-        for name in names:
-            shape = tuple(shapes[name])
-            if shape[0] != vector.numel():
-                raise InputError(f"{layer!r} has {shape[0]} neurons, but its keep-vector has {vector.numel()} entries.")
-            masks[name] = _over_rows(vector.bool(), shape)
+        masks |= {name: _over_rows(vector.bool(), shapes[name]) for name in names}
     return masks
 
 
@@ -151,10 +138,7 @@ def density(mask: Tensor | Mapping[str, Tensor]) -> float:
 
 def _rows(masks: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """Return the masks of members as numbers 0 and 1, (member, weight)."""
-    names = [sorted(m) for m in masks]
-    if any(n != names[0] for n in names):
-        raise InputError(f"masks of different weights cannot be compared: {names}.")
-    return torch.stack([torch.cat([m[name].flatten() for name in names[0]]) for m in masks]).double()
+    return torch.stack([torch.cat([m[name].flatten() for name in masks[0]]) for m in masks]).double()
 
 
 def overlap(masks: Sequence[Mapping[str, Tensor]]) -> Tensor:

@@ -1,6 +1,5 @@
 """Which weights of a network masks are made for."""
 
-import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +7,10 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from choral.base.batches import Batch
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError
+from choral.base.names import fitting
 from choral.base.order import Called, executed
-from choral.masks.cells import Unit, cells_of
+from choral.masks.cells import Unit
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -47,24 +47,20 @@ def prunable(
     >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     ['0.weight', '2.weight']
     """
-    cells_of({}, unit)  # refuses an unknown unit
     layers = _layers(network)
     if calls is None:
         calls = () if example_input is None else executed(network, example_input)
     called = [call for call in calls if call.layer in layers]
     order = [call.layer for call in called if call.needed] or list(layers)
     aside = {call.layer for call in called} - set(order)  # their outputs are not used
-    fitting = [name for name in layers if name not in aside and _fits(network, name, unit)]
-    chosen = {weight for name in fitting for weight in layers[name]}
+    suited = [name for name in layers if name not in aside and _fits(network, name, unit)]
+    chosen = {weight for name in suited for weight in layers[name]}
     if keep_classifier and order:
         chosen -= set(layers[order[-1]])
     if keep_first and order:
         chosen -= set(layers[order[0]])
     parameters = [name for name, _ in network.named_parameters()]
-    asked, left = (
-        {name for pattern in patterns for name in _fitting(argument, pattern, parameters)}
-        for argument, patterns in (("include", include), ("exclude", exclude))
-    )
+    asked, left = set(fitting(parameters, include, "include")), set(fitting(parameters, exclude, "exclude"))
     rows = {weight for name, weights in layers.items() for weight in weights if _fits(network, name, "neuron")}
     if unit == "neuron" and asked - rows:
         raise InputError(
@@ -72,16 +68,6 @@ def prunable(
         )
     frozen = {name for name, p in network.named_parameters() if not p.requires_grad}
     return [name for name in parameters if name in (chosen | asked) - frozen - left]
-
-
-def _fitting(argument: str, pattern: str, parameters: Sequence[str]) -> list[str]:
-    found = fnmatch.filter(parameters, pattern)
-    if not found:
-        raise InputError(
-            f"{argument}: no parameter fits {pattern!r}; the network has {', '.join(parameters)}."
-            f"{did_you_mean(pattern, parameters)}"
-        )
-    return found
 
 
 def _layers(network: nn.Module) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.types import Params
-from choral.masks.cells import Cells, Groups, Masks, Scope, Shapes, Unit, cells_of, is_global, kept_count, split
+from choral.masks.cells import Cells, Groups, Masks, Scope, Shapes, Unit, cells_of, kept_count, split
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
@@ -65,15 +65,12 @@ def random_masks(
     [3, 2]
     """
     cells = cells_of(shapes, unit, groups)
-    if is_global(scope):
+    if scope == "global":
         if isinstance(density, Mapping):
             raise InputError("density by weight name goes with scope='layer'; give one number for scope='global'.")
         flat = torch.randperm(sum(cells.sizes.values()), generator=generator).float()
         return _best_of_all(cells, split(flat, cells.sizes) if cells.sizes else {}, density)
     wanted = density if isinstance(density, Mapping) else dict.fromkeys(cells.sizes, density)
-    missing = [name for name in cells.sizes if name not in wanted]
-    if missing:
-        raise InputError(f"density has no entry for {', '.join(missing)}; it has {', '.join(wanted) or 'none'}.")
     # the first of a permutation are kept
     order = {n: -torch.randperm(size, generator=generator).argsort() for n, size in cells.sizes.items()}
     return _best(cells, order, wanted)
@@ -101,8 +98,6 @@ def partition(
     >>> [int(m["a.weight"].sum()) for m in masks], sum(m["a.weight"].int() for m in masks).unique().tolist()
     ([4, 4, 4], [1])
     """
-    if members < 1:
-        raise InputError(f"members={members} is too small; give 1 or more.")
     cells = cells_of(shapes, unit, groups)
     small = {name: n for name, n in cells.sizes.items() if n < members and unit == "neuron"}
     if small:
@@ -111,7 +106,7 @@ def partition(
             "each member needs one; use fewer members, unit='connection', or exclude these layers."
         )
     owners: dict[str, Tensor] = {}
-    if is_global(scope):
+    if scope == "global":
         size = sum(cells.sizes.values())
         flat = torch.full((size,), -1)
         start = 0
@@ -180,7 +175,7 @@ def magnitude_masks(
     else:
         rows = {n: torch.cat([values[f].flatten(1) for f in cells.followers[n]], dim=1) for n in cells.sizes}
         scores = {name: row.square().mean(1) for name, row in rows.items()}
-    if is_global(scope):
+    if scope == "global":
         return _best_of_all(cells, scores, density)
     return _best(cells, scores, dict.fromkeys(scores, density))
 

@@ -39,7 +39,11 @@ def rebuild(spec: Mapping[str, Any]) -> nn.Module:
     >>> spec_of(rebuild({"name": "mlp", "arguments": {"inputs": 8, "outputs": 1, "hidden": [50, 50]}}))["name"]
     'mlp'
     """
-    if not isinstance(spec, Mapping) or set(spec) != {"name", "arguments"}:
+    if (
+        not isinstance(spec, Mapping)
+        or set(spec) != {"name", "arguments"}
+        or not isinstance(spec["arguments"], Mapping)
+    ):
         raise InputError(
             f"{spec!r} does not describe a network; give the dict that spec_of returned: a name and its arguments."
         )
@@ -49,7 +53,4 @@ def rebuild(spec: Mapping[str, Any]) -> nn.Module:
         raise InputError(
             f"network {name!r} is not in the model zoo; known networks: {', '.join(sorted(MODELS))}.{near}"
         )
-    try:
-        return MODELS[name](**arguments)
-    except (TypeError, ValueError, RuntimeError) as error:  # a file may hold anything
-        raise InputError(f"network {name!r} cannot be built of {arguments!r}: {error}") from error
+    return MODELS[name](**arguments)

@@ -43,7 +43,7 @@ def mlp(
         if norm is not None:
             layers[f"norm{i}"] = _NORMS[norm](units)
         layers[f"activation{i}"] = ACTIVATIONS[activation]()
-        if dropout > 0:
+        if dropout:
             layers[f"dropout{i}"] = nn.Dropout(dropout)
         width = units
     layers["output"] = nn.Linear(width, outputs)

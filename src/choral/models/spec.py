@@ -9,13 +9,13 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec
 
 from torch import nn
 
-from choral.base.arguments import bound, typed
-from choral.base.errors import InputError
+from choral.base.arguments import bound, is_whole, typed
+from choral.base.errors import ChoralError, InputError
 
 Activation = Literal["relu", "tanh", "sigmoid", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -87,13 +87,25 @@ def _tuples(value: Any) -> Any:
 def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Module]:
     """Make a builder check its arguments and attach its name and arguments, with defaults, to the network it returns."""
     signature, made = inspect.signature(build), typed(build)
+    counts = {
+        n: 0 if p.default == 0 else 1 for n, p in signature.parameters.items() if p.annotation in (int, Sequence[int])
+    }
 
     @functools.wraps(build)
     def remember(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> nn.Module:
         given = bound(build.__name__, signature, args, kwargs)
         given.apply_defaults()
+        for name, least in counts.items():
+            value = given.arguments[name]
+            if not all(is_whole(v, least) for v in (value if isinstance(value, tuple | list) else [value])):
+                raise InputError(f"{build.__name__}: {name} is {value!r}; give whole numbers of {least} or more.")
         arguments = {name: _plain(f"{build.__name__}: {name}", value) for name, value in given.arguments.items()}
-        network = made(**{name: _tuples(value) for name, value in arguments.items()})  # type: ignore[call-arg]  # all by name
+        try:
+            network = made(**{name: _tuples(value) for name, value in arguments.items()})  # type: ignore[call-arg]  # all by name
+        except ChoralError:
+            raise
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # torch's words, for the user's numbers
+            raise InputError(f"{build.__name__}: {error}.") from error
         setattr(network, _ATTRIBUTE, {"name": build.__name__, "arguments": arguments})
         return network
 

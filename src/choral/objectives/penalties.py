@@ -22,13 +22,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.base.names import matches
 from choral.base.types import Params, Slots
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood
@@ -59,15 +59,6 @@ class Penalty(Limited, ABC):
             slots: the declared slots, each a dict with the same names as the parameters it concerns.
             progress: how far the running training phase is, from 0 to 1.
         """
-
-
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a parameter name fits one of the shell-style patterns.
-
-    >>> matches("block.0.bias", ("*bias",)), matches("fc.weight", ("*bias", "norm*"))
-    (True, False)
-    """
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.base.names import matches
 from choral.base.values import Function
 from choral.objectives.limits import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Limited, Limits
-from choral.objectives.penalties import matches
 
 FACTORS = "rate_factors"
 """The key of torch's parameter groups that holds the factors of their learning rate."""

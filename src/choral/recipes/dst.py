@@ -79,9 +79,9 @@ def edst(
     epochs = total_epochs(epochs, budget, usual=450)
     training = settings_of(training)
     planned = min(150, epochs // 3) if explore_epochs is None else explore_epochs
-    settle = (epochs - planned) // members if members > 0 else 0
-    if members < 1 or planned < 0 or settle < 2:
-        least = 3 * max(members, 1) - 1 if explore_epochs is None else planned + 2 * max(members, 1)
+    settle = (epochs - planned) // members
+    if settle < 2:
+        least = 3 * members - 1 if explore_epochs is None else planned + 2 * members
         raise too_few(epochs, f"{members} members of at least 2 epochs each after {planned} of exploration", least)
     rest = epochs - members * settle if explore_epochs is None else planned
     move: dict[str, Any] = {"every": (Every(count=interval, phase=Regrow(rate=rate), stop=moving),)}

@@ -4,7 +4,6 @@ Reference: Xie, Xu & Zhang, "Horizontal and Vertical Ensemble with Deep Represen
 arXiv:1306.2759, section 2.
 """
 
-from choral.base.errors import InputError
 from choral.plan import Collect, Part, Phase, Reset, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, settings_of, too_few, total_epochs
@@ -33,8 +32,6 @@ def horizontal_voting(
         training: its schedule runs once over all epochs; one that ends at 0 leaves members that hardly differ.
     """
     total, settings = total_epochs(epochs, budget), settings_of(training, LEVEL)
-    if members < 1:
-        raise InputError(f"members is {members}; give 1 or more.")
     if total < members:
         raise too_few(total, f"{members} members, one at the end of each of the last epochs", members)
     ends = range(total - members + 1, total + 1)

@@ -36,8 +36,8 @@ def mothernets(
     Differs from the paper: all members have the same layers, those of the network that is given, so the mother is chosen by
     `size` instead of being the largest network that different members contain.
     """
-    if members < 1 or not 0 < size < 1:
-        raise InputError(f"members is {members} and size {size}; give 1 member or more and a share between 0 and 1.")
+    if not 0 < size < 1:
+        raise InputError(f"size is {size}; give a share between 0 and 1.")
     total, settings = total_epochs(epochs, budget), settings_of(training)
     mother = max(1, total // 2) if mother_epochs is None else mother_epochs
     each = (total - mother) // members

@@ -84,8 +84,6 @@ def prune_and_tune(
 
 def _epochs(epochs: int, members: int, parent_epochs: int | None) -> tuple[int, int]:
     """Return the epochs of a child and of the parent."""
-    if members < 1:
-        raise InputError(f"members is {members}; give 1 or more.")
     child = max(1, round(0.3 * epochs / members) if parent_epochs is None else (epochs - parent_epochs) // members)
     parent = epochs - members * child if parent_epochs is None else parent_epochs
     if parent < 0 or (parent == 0 and parent_epochs is None) or parent + members * child > epochs:

@@ -152,10 +152,8 @@ def _sequential(
     perturbation. A KL that is annealed rises while exploring and has its full weight afterwards. `posterior` gives
     structure and objective for the `options`, which concern them alone; other arguments as in `sebays_freeze`.
     """
-    if members < 1 or branches < 1 or members % branches:
-        raise InputError(
-            f"members is {members} and branches is {branches}; give a multiple of the branches, 1 or more."
-        )
+    if branches < 1 or members % branches:
+        raise InputError(f"members is {members} and branches is {branches}; give a multiple of the branches.")
     if epochs is not None or budget is not None:
         epochs = total_epochs(epochs, budget)
     first, each = split(epochs=epochs, explore_epochs=explore_epochs, exploit_epochs=exploit_epochs, members=members)

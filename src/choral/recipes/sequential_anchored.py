@@ -65,7 +65,7 @@ def sequential_anchored(
         if members is not None:
             chains = max(c for c in range(1, chains + 1) if members % c == 0)
     budget = shares(epochs, chains)[-1][1]
-    if members is not None and (members < 1 or members % chains):
+    if members is not None and members % chains:
         raise InputError(f"members is {members}, but {chains} chains have equally many; give a multiple of {chains}.")
     first = (budget if members == chains else min(100, budget - budget // 2)) if first_epochs is None else first_epochs
     if members is None:

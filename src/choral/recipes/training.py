@@ -259,8 +259,6 @@ def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
     >>> shares(200, 4), shares(24, 5)
     (((4, 50),), ((4, 5), (1, 4)))
     """
-    if members < 1:
-        raise InputError(f"members is {members}; give 1 or more.")
     if epochs < members:
         raise too_few(epochs, f"{members} members of at least 1 epoch each", members)
     each, longer = divmod(epochs, members)

@@ -14,20 +14,21 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import InputError
 from choral.base.types import Params
-from choral.base.values import Value
 from choral.layers.convert import plain_network
-from choral.layers.joint.network import Joint
+from choral.layers.joint.network import Joint, Kernel
+from choral.objectives.limits import COUNT, Limited, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Structure(Value, ABC):
+class Structure(Limited, ABC):
     """How members share weights and read a batch.
 
     Facts of the class: `members` and `draws` (fields only where a user chooses them), and `undecayed`, name patterns of
     parameters that take no weight decay.
     """
+
+    limits: ClassVar[Limits] = {"members": COUNT, "draws": COUNT}
 
     widens_input: ClassVar[bool] = False
     """Whether the first layer that learns must read the input itself, because members' inputs are laid side by side."""
@@ -48,11 +49,6 @@ class Structure(Value, ABC):
 
     averages: ClassVar[bool] = False
     """Whether a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone."""
-
-    def __post_init__(self) -> None:
-        for name in ("members", "draws"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{type(self).__name__}: {name}={getattr(self, name)}; give 1 or more.")
 
     @property
     def members(self) -> int:
@@ -167,7 +163,7 @@ class JointStructure(Structure, ABC):
     """
 
     members: int = 4
-    kernel: str = "auto"
+    kernel: Kernel = "auto"
 
     @property
     def by_row(self) -> bool:

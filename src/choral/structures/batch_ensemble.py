@@ -5,7 +5,7 @@ arXiv:2002.06715.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ class BatchEnsemble(JointStructure):
 
     undecayed: ClassVar[tuple[str, ...]] = ("*.r", "*.s")
     converts_all: ClassVar[bool] = True
-    start: str = "normal"
+    start: Literal["normal", "signs"] = "normal"
     spread: float = 0.5
     own_norms: bool = False
     include: tuple[str, ...] = ()

@@ -1,6 +1,5 @@
 """Bayesian structures: mean-field, spike-and-slab and rank-1 networks, whose weights are drawn in every pass."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import InputError
+from choral.base.names import fitting, matches
 from choral.base.order import output_last
 from choral.base.types import Params
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer, rank_one_gaussian_twin
@@ -21,10 +20,10 @@ from choral.layers.bayesian.sampling import (
     SpikeSlabLayer,
     gaussian_twin,
 )
-from choral.layers.convert import Replace, convert, fits, layers_of, swap
+from choral.layers.convert import Replace, convert, layers_of, swap
 from choral.layers.functional import BATCH_NORMS, own_kind
-from choral.layers.packed.networks import named
 from choral.objectives.kl import gate_keep
+from choral.objectives.limits import POSITIVE, Limits
 from choral.structures.base import OneMember, Structure
 
 
@@ -104,6 +103,7 @@ class SpikeSlab(Sampled):
     ['SpikeSlabLayer', 'ReLU', 'GaussianLayer']
     """
 
+    limits: ClassVar[Limits] = {**Structure.limits, "temperature": POSITIVE}
     gamma: float = GAMMA_START
     temperature: float = 0.5
     sampled_gates: bool = False
@@ -111,19 +111,14 @@ class SpikeSlab(Sampled):
     ungated: tuple[str, ...] = ()
     rest: Literal["gaussian", "plain"] = "gaussian"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.temperature < math.inf:
-            raise InputError(f"SpikeSlab: temperature={self.temperature}; give a finite number above 0.")
-
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         names = [name for name, _ in layers_of(network, SAMPLED)]
-        named(names, self.ungated, "ungated")  # refuses what fits nothing
+        fitting(names, self.ungated, "ungated")  # refuses what fits nothing
         classifier = output_last(names)[-1] if names and not self.gate_classifier else None
 
         def twin(name: str, layer: nn.Module) -> nn.Module | None:
             starts: dict[str, Any] = {"keep_weights": self.keep_weights, "rho": self.rho, "generator": generator}
-            if name != classifier and not fits(name, self.ungated) and own_kind(layer, SAMPLED) is not None:
+            if name != classifier and not matches(name, self.ungated) and own_kind(layer, SAMPLED) is not None:
                 gates: dict[str, Any] = {
                     "gamma": self.gamma,
                     "temperature": self.temperature,

@@ -6,16 +6,18 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError
 from choral.layers.attention import open_attention
-from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, DroppedOutput, checked_rate, find_rows
+from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, DroppedOutput, find_rows
 from choral.layers.convert import holds, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.packed.networks import ends_of
+from choral.objectives.limits import BELOW_ONE, Limits
 from choral.structures.base import OneMember
 
 
@@ -36,6 +38,7 @@ class Stochastic(OneMember):
         exclude: patterns of layers without.
     """
 
+    limits: ClassVar[Limits] = {**OneMember.limits, "rate": BELOW_ONE}
     draws: int = 20
     rate: float | None = None
     connections: bool = False
@@ -44,9 +47,7 @@ class Stochastic(OneMember):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rate is not None:
-            checked_rate(self.rate)
-        elif self.connections:
+        if self.rate is None and self.connections:
             raise InputError("Stochastic: connections=True (DropConnect) needs a rate.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:

@@ -4,19 +4,20 @@ Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.errors import InputError
 from choral.layers.convert import convert, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.layers import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import member_norm
 from choral.layers.packed.networks import ends_of
+from choral.objectives.limits import Limit, Limits
 from choral.structures.base import JointStructure
 
 
@@ -42,15 +43,11 @@ class Masksembles(JointStructure):
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
     """
 
+    limits: ClassVar[Limits] = {**JointStructure.limits, "scale": Limit(lambda scale: scale >= 1, "at least 1")}
     scale: float = 2.0
     repetition: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale < 1:
-            raise InputError(f"Masksembles: scale={self.scale}; give at least 1 (1 makes every mask full).")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with masked layers; its weights are kept."""

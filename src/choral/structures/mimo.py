@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import ConversionError
+from choral.base.names import fitting
 from choral.base.order import first_layers
 from choral.layers.convert import holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import ends_of, named
+from choral.layers.packed.networks import ends_of
+from choral.objectives.limits import COUNT, SHARE, Limits
 from choral.structures.base import Structure
 
 _ENDS = "_mimo_ends"
@@ -41,6 +43,7 @@ class Mimo(Structure):
     Reference: Havasi et al., 2021, sections 2 and 3.
     """
 
+    limits: ClassVar[Limits] = {**Structure.limits, "batch_repetition": COUNT, "repetition": SHARE}
     widens_input: ClassVar[bool] = True
     draws_anew: ClassVar[bool] = True
 
@@ -49,13 +52,6 @@ class Mimo(Structure):
     batch_repetition: int = 1
     first: str = ""
     last: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_repetition < 1 or not 0 <= self.repetition <= 1:
-            raise InputError(
-                f"Mimo: batch_repetition={self.batch_repetition}, repetition={self.repetition}; give a count and a probability."
-            )
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
         """Return the first and last layer of a plain network, or those that a joint one was made with."""
@@ -66,7 +62,7 @@ class Mimo(Structure):
         if not layers:
             raise ConversionError(f"Mimo found no linear map or convolution in {type(network).__name__}.")
         return tuple(  # type: ignore[return-value]  # two patterns, two names
-            named(layers, (pattern,), what)[0] if pattern else found
+            fitting(layers, (pattern,), what)[0] if pattern else found
             for what, pattern, found in (
                 ("first", self.first, next(iter(first_layers(layers)), layers[0])),
                 ("last", self.last, layers[-1]),

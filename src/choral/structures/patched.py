@@ -13,13 +13,14 @@ from torch import nn
 
 from choral.base import rng
 from choral.base.errors import ConversionError, InputError
+from choral.base.names import fitting, matches
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
-from choral.layers.convert import fits, holds_frozen, swap, tied_layers, within
+from choral.layers.convert import holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.functional import NORMS, own_kind
 from choral.layers.packed.layers import PACKABLE
-from choral.layers.packed.networks import ends_of, named
+from choral.layers.packed.networks import ends_of
 from choral.structures.base import OneMember
 
 
@@ -94,13 +95,13 @@ class Patched(OneMember):
     def _wanted(self, network: nn.Module) -> set[str]:
         """Return the names of the layers to patch; raises if there are none or one of them cannot be."""
         ends, tied = ends_of(network), tied_layers(network)
-        named([name for name, _ in network.named_modules()], self.include, "include")  # refuses what fits nothing
+        fitting([name for name, _ in network.named_modules()], self.include, "include")  # refuses what fits nothing
         wanted = set()
         for name, layer in network.named_modules():
             own = list(layer.named_parameters(recurse=False))
             norm = self.norms and isinstance(layer, (*NORMS, FilterResponseNorm)) and bool(own)
             last = self.output and bool(ends) and name == ends[-1][0]
-            asked = fits(name, self.include) and bool(own)
+            asked = matches(name, self.include) and bool(own)
             kept = holds_frozen(layer) or name in tied
             if within(name, self.exclude) or kept or not (norm or last or asked):
                 continue

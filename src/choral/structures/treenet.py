@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.errors import ConversionError, InputError
+from choral.base.names import fitting, matches
 from choral.layers.bayesian.dropout import DROPOUTS
-from choral.layers.convert import fits, swap, tied_layers
+from choral.layers.convert import swap, tied_layers
 from choral.layers.joint.network import Foldable, Joint
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import ends_of, named
+from choral.layers.packed.networks import ends_of
 from choral.structures.base import JointStructure
 
 
@@ -105,7 +106,7 @@ class TreeNet(JointStructure):
     def _branch_layers(self, network: nn.Module) -> set[str]:
         names = [name for name, _ in network.named_modules()]
         if self.start:
-            first = named([n for n in names if n], (self.start,), "start")[0]
+            first = fitting([n for n in names if n], (self.start,), "start")[0]
             # everything from there on, but not the containers that also hold part of the trunk
             return set(names[names.index(first) :])
         ends = ends_of(network)
@@ -115,5 +116,7 @@ class TreeNet(JointStructure):
                 "they start with start=."
             )
         patterns = self.branches or (ends[-1][0],)
-        roots = named([n for n in names if n], patterns, "branches")
-        return {n for n in names if any(n == root or n.startswith(root + ".") for root in roots) or fits(n, patterns)}
+        roots = fitting([n for n in names if n], patterns, "branches")
+        return {
+            n for n in names if any(n == root or n.startswith(root + ".") for root in roots) or matches(n, patterns)
+        }

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base.errors import ConversionError
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm
 
 CASES = [
@@ -33,8 +32,3 @@ def test_each_member_behaves_as_its_own_batch_norm(plain, shape):
         assert repr(joint.plain(i)) == repr(plain)
         for name, value in joint.plain(i).state_dict().items():
             torch.testing.assert_close(value, alone[i].state_dict()[name])
-
-
-def test_other_layers_are_refused():
-    with pytest.raises(ConversionError, match="BatchNorm1d, 2d or 3d"):
-        MemberBatchNorm(nn.LayerNorm(3), members=2)

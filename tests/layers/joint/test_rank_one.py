@@ -97,7 +97,7 @@ def test_starts():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(InputError, match="start='sign'"):
+    with pytest.raises(InputError, match="start is 'sign'"):
         RankOneLayer(nn.Linear(2, 2), members=2, start="sign")
     with pytest.raises(ConversionError, match="RankOneLayer was given ReLU"):
         RankOneLayer(nn.ReLU(), members=2)

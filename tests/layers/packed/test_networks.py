@@ -8,7 +8,7 @@ from torch import nn
 
 from choral import models
 from choral.base.errors import ConversionError, InputError
-from choral.layers.joint.network import Joint, channels_last
+from choral.layers.joint.network import channels_last
 from choral.layers.packed.narrow import redrawn
 from choral.layers.packed.networks import pack
 
@@ -159,7 +159,7 @@ def test_first_and_last_layers_can_be_named():
     joint = pack(Twins(), members=2, width=1, first=("a", "b"), last=("mean", "spread"))
     assert joint(torch.ones(5, 3)).shape == (2, 5, 2)
     assert rows(joint)["b"].member == (3, 4)
-    with pytest.raises(ConversionError, match=r"last='meen' fits no layer.*Did you mean 'mean'"):
+    with pytest.raises(InputError, match=r"last: nothing fits 'meen'.*Did you mean 'mean'"):
         pack(Twins(), members=2, last=("meen",))
 
 
@@ -249,8 +249,6 @@ def test_torchs_transformer_layers_run_their_swapped_children(training, norm_fir
 
 
 def test_what_cannot_be_packed_is_refused_by_name():
-    with pytest.raises(ConversionError, match=r"'1' \(Bilinear\).*cannot be packed"):
-        pack(nn.Sequential(nn.Linear(2, 4), nn.Bilinear(4, 4, 4), nn.Linear(4, 2)), members=2)
     with pytest.raises(ConversionError, match="'1' has 3 groups, but 4 input and 4 output channels"):
         pack(nn.Sequential(nn.Conv2d(1, 6, 1), nn.Conv2d(6, 6, 1, groups=3), nn.Conv2d(6, 1, 1)), members=3)
     with pytest.raises(ConversionError, match=r"parametrized weights.*remove_parametrizations"):
@@ -259,12 +257,6 @@ def test_what_cannot_be_packed_is_refused_by_name():
         pack(nn.MultiheadAttention(4, 2), members=2)
     with pytest.raises(ConversionError, match="has no linear map"):
         pack(nn.ReLU(), members=2)
-
-
-@pytest.mark.parametrize("arguments", [{"members": 0}, {"members": 2, "width": 0}, {"members": 2, "subgroups": 0}])
-def test_numbers_out_of_range_are_refused(arguments):
-    with pytest.raises(InputError, match="members="):
-        pack(nn.Linear(2, 2), **arguments)
 
 
 def test_channels_last_is_kept_within_members():
@@ -284,17 +276,8 @@ def test_auto_follows_the_kinds_of_layers_whatever_the_threads(threads, monkeypa
     assert pack(models.resnet_cifar(20), members=2).kernel == "grouped"
     assert pack(NETWORKS["concatenating"][0](), members=2).kernel == "loop"
     assert pack(models.vit(16, patch=4), members=2).kernel == "loop"
-    with pytest.raises(InputError, match="kernel is 'fast'"):
-        pack(models.mlp(4, 2), members=2, kernel="fast")
     with pytest.raises(ConversionError, match=r"MultiheadAttention .*cannot read members folded"):
         pack(models.vit(16, patch=4), members=2, kernel="matmul")
-
-
-def test_a_member_that_does_not_exist_is_refused():
-    joint = pack(models.mlp(4, 2), members=2)
-    assert isinstance(joint, Joint)
-    with pytest.raises(InputError, match="member 2 does not exist; this network has members 0 to 1"):
-        joint.member(2)
 
 
 def test_cumulative_statistics_agree_between_kernels():

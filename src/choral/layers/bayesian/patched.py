@@ -22,10 +22,9 @@ variances of its own. Passes at prediction are numbered and their draws follow f
 estimated once after training and kept with the weights.
 """
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +33,6 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.draws import now, under
 from choral.base.errors import ConversionError, InputError
-from choral.base.values import Value
 from choral.layers.convert import plain_network
 from choral.layers.functional import (
     BATCH_NORMS,
@@ -49,6 +47,7 @@ from choral.layers.functional import (
 )
 from choral.layers.packed.layers import PACKABLE
 from choral.layers.packed.narrow import redrawn
+from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 
 
 def keeps_statistics(layer: nn.Module) -> bool:
@@ -144,7 +143,7 @@ Assignment = Literal["network", "layer", "unit", "scalar"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixture(Value):
+class Mixture(Limited):
     """One member of the family: how a layer's tensors are drawn.
 
     Args:
@@ -156,6 +155,7 @@ class Mixture(Value):
         temperature: of the relaxed assignments that carry the gradient of learned probabilities.
     """
 
+    limits: ClassVar[Limits] = {"components": COUNT, "temperature": POSITIVE, "zero": BELOW_ONE}
     components: int = 5
     assignment: Assignment = "layer"
     zero: float = 0.0
@@ -163,20 +163,11 @@ class Mixture(Value):
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.components < 1 or not 0 < self.temperature < math.inf:
-            raise InputError(
-                f"Mixture: components={self.components}, temperature={self.temperature}; give at least 1 component and a "
-                "temperature above 0."
-            )
-        if not 0 <= self.zero < 1 or (self.zero and self.components > 1):
-            raise InputError(
-                f"Mixture: zero={self.zero} with components={self.components}; a component fixed at 0 has a probability of at "
-                "least 0 and below 1 and stands beside one trained component."
-            )
-        if (self.assignment == "unit") > bool(self.zero):
-            raise InputError(
-                "Mixture: assignment='unit' is dropout and needs zero=, the probability of dropping a unit."
-            )
+        super().__post_init__()
+        if self.zero and self.components > 1:
+            raise InputError("Mixture: a component fixed at 0 stands beside one trained component; leave zero= out.")
+        if self.assignment == "unit" and not self.zero:
+            raise InputError("Mixture: assignment='unit' is dropout and needs zero=, the probability of dropping.")
 
 
 def family(*, components: int = 5, rate: float = 0.5) -> dict[str, Mixture]:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
-from choral.base.errors import ConversionError
 from choral.layers.bayesian.sampling import RHO_START, SAMPLED, add_posterior, draw, fresh_weight
-from choral.layers.functional import BATCH_NORMS, own_kind
+from choral.layers.functional import own_kind
 from choral.layers.joint.layers import WeightLayer, unfold
 
 
@@ -104,8 +103,6 @@ class MemberBatchNorm(nn.Module):
 
     def __init__(self, norm: nn.Module, *, members: int):
         super().__init__()
-        if not isinstance(norm, BATCH_NORMS):
-            raise ConversionError(f"MemberBatchNorm was given {norm}; it takes nn.BatchNorm1d, 2d or 3d.")
         self.norms = nn.ModuleList(deepcopy(norm) for _ in range(members))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ their own names. It says which axis of the weight belongs to the inputs and whic
 convolutions included, so that a factor for each channel can be multiplied into the weight instead of into the activations.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -128,11 +130,8 @@ def overlapping_masks(
     >>> overlapping_masks(12, 4, scale=2.0, generator=torch.Generator().manual_seed(0)).sum(1).tolist()
     [6.0, 6.0, 6.0, 6.0]
     """
-    if scale < 1 or members < 1 or channels < 1:
-        raise InputError(
-            f"overlapping_masks: channels={channels}, members={members}, scale={scale}; give at least one channel and "
-            "member and a scale of at least 1."
-        )
+    if scale < 1 or channels < 1:
+        raise InputError(f"scale is {scale} and channels {channels}; give at least 1 of both.")
     used = scale * (1 - (1 - 1 / scale) ** members)
     ones = min(channels, max(-(-channels // members), round(channels / used)))
     order = torch.rand(members, channels, generator=generator).argsort(1)
@@ -189,9 +188,6 @@ class MaskedLayer(WeightLayer, Foldable):
         return self.plain_layer(*self._masked())
 
 
-STARTS = ("normal", "signs", "ones")
-
-
 class RankOneLayer(WeightLayer, Foldable):
     """A linear map or (transposed) convolution shared by members that scale its outputs by r and its inputs by s.
 
@@ -224,16 +220,11 @@ class RankOneLayer(WeightLayer, Foldable):
         layer: nn.Module,
         *,
         members: int,
-        start: str = "normal",
+        start: Literal["normal", "signs", "ones"] = "normal",
         spread: float = 0.5,
         generator: torch.Generator | None = None,
     ):
         super().__init__(layer)
-        if members < 1 or spread < 0 or start not in STARTS:
-            raise InputError(
-                f"RankOneLayer: members={members}, start={start!r}, spread={spread}; give at least 1 member, a start of "
-                f"{' or '.join(STARTS)} and a spread of at least 0."
-            )
         self.members = members
         self.own = ("r", "s") if self.bias is None else ("r", "s", "bias")
         for name, size in (("r", self.outputs), ("s", self.inputs)):

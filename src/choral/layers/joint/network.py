@@ -18,7 +18,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from choral.base import batches, devices, draws
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import ConversionError
 from choral.layers.convert import call_with, holds, plain_network, ties_of
 from choral.layers.functional import BATCH_NORMS, spatial
 from choral.layers.joint.layers import Foldable, fold, unfold
@@ -35,7 +35,7 @@ from choral.layers.joint.layers import Foldable, fold, unfold
 # vmap runs a few operations, such as pooling with channels last, member by member and warns of their speed in every network
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
 
-KERNELS = ("loop", "grouped", "matmul")
+Kernel = Literal["auto", "loop", "grouped", "matmul"]
 _FUSIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 # what vmap has no rule for, or only a slow one
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -68,7 +68,7 @@ class Joint(nn.Module):
         *,
         members: int,
         stacked: Iterable[str] | None = None,
-        kernel: str = "auto",
+        kernel: Kernel = "auto",
         own_inputs: bool = False,
     ):
         super().__init__()
@@ -98,8 +98,6 @@ class Joint(nn.Module):
         """Take the kernel that was asked for; where that is left open, the usual one for the device the network is on."""
         asked = "loop" if self._asked in self._avoided else self._asked
         self.kernel = usual_kernel(self) if self.is_open else asked
-        if self.kernel not in KERNELS:
-            raise InputError(f"kernel is {self.kernel!r}; give one of {', '.join(KERNELS)} or auto.")
         obstacle = "" if self.is_open else self.obstacle(self.kernel)
         if obstacle:
             raise ConversionError(f"kernel={self.kernel!r} cannot run this network: {obstacle}; use kernel='loop'.")
@@ -192,9 +190,6 @@ class Joint(nn.Module):
 
     def member(self, index: int) -> nn.Module:
         """Return member `index` as a plain network with tensors of its own, in the training mode of this one."""
-        if not 0 <= index < self.members:
-            raise InputError(f"member {index} does not exist; this network has members 0 to {self.members - 1}.")
-
         copied = copy.deepcopy(self.network)
         slices: dict[int, Tensor] = {}
         for name, t in (*copied.named_parameters(), *copied.named_buffers()):

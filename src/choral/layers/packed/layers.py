@@ -11,13 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
 from choral.base.errors import InputError
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.functional import BATCH_NORMS, INSTANCE_NORMS, NORMS, WEIGHTED, Converted, filled, own_kind, spatial
+from choral.layers.functional import (
+    BATCH_NORMS,
+    INSTANCE_NORMS,
+    NORMS,
+    WEIGHTED,
+    Converted,
+    filled,
+    operate,
+    own_kind,
+    spatial,
+)  # fmt: skip
 from choral.layers.joint.layers import Foldable, fold, unfold
 
 
@@ -43,9 +52,7 @@ class GroupedLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, *, groups: int, bias: bool = True):
         super().__init__()
         if min(groups, in_features, out_features) < 1 or in_features % groups or out_features % groups:
-            raise InputError(
-                f"GroupedLinear: groups={groups} does not divide in_features={in_features} and out_features={out_features}."
-            )
+            raise InputError(f"groups={groups} does not divide in_features={in_features}, out_features={out_features}.")
         self.in_features, self.out_features, self.groups = in_features, out_features, groups
         self.weight = nn.Parameter(torch.empty(out_features, in_features // groups))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
@@ -208,22 +215,14 @@ def _affine(y: Tensor, t: dict[str, Any], after: int) -> Tensor:
     return torch.addcmul(shaped(t["bias"]), y, shaped(t["weight"]))
 
 
-def _layer_norm(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
-    return _affine(F.layer_norm(x, layer.normalized_shape, eps=layer.eps), t, 0)
-
-
-def _rms_norm(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
-    return _affine(F.rms_norm(x, layer.normalized_shape, eps=layer.eps), t, 0)
-
-
-def _group_norm(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
-    return _affine(unfold(F.group_norm(fold(x), layer.num_groups, eps=layer.eps), x.shape[0]), t, x.dim() - 3)
+def _normalized(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
+    """Return normalized rows, which know no members, with the scale and shift of each member."""
+    y = operate(layer, fold(x), {"weight": None, "bias": None}, training=True)
+    return _affine(unfold(y, len(x)), t, x.dim() - 3 if isinstance(layer, nn.GroupNorm) else 0)
 
 
 _TOGETHER: dict[type, Callable[[Any, Tensor, dict[str, Any]], Tensor]] = {
     nn.Linear: _linear,
     GroupedLinear: _grouped_linear,
-    nn.LayerNorm: _layer_norm,
-    nn.RMSNorm: _rms_norm,
-    nn.GroupNorm: _group_norm,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm), _normalized),
 }

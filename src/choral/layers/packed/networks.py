@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError, did_you_mean
+from choral.base.errors import ConversionError, InputError
+from choral.base.names import fitting
 from choral.base.order import first_layers, output_last
-from choral.layers.convert import fits, layers_of, swap
+from choral.layers.convert import layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
-from choral.layers.joint.network import Joint
+from choral.layers.joint.network import Joint, Kernel
 from choral.layers.kernels.packed import course_of, run_abreast, surroundings
 from choral.layers.packed.layers import PACKABLE, PackedLayer
 from choral.layers.packed.narrow import ENDS, Narrowing, Place, Width
@@ -69,7 +70,7 @@ def pack(
     subgroups: int = 1,
     minimum_channels: int = 64,
     whole_block_starts: bool = True,
-    kernel: str = "auto",
+    kernel: Kernel = "auto",
     first: Sequence[str] = (),
     last: Sequence[str] = (),
     axes: Mapping[str, Sequence[int]] | None = None,
@@ -111,11 +112,8 @@ def pack(
         0      Linear  8 -> 64  8 -> 32  1
         2      Linear  64 -> 3  32 -> 3  1
     """
-    if members < 1 or width <= 0 or subgroups < 1:
-        raise InputError(
-            f"members={members}, width={width}, subgroups={subgroups}; give members and subgroups of at least 1 and a "
-            "width above 0."
-        )
+    if width <= 0 or subgroups < 1:
+        raise InputError(f"width is {width} and subgroups {subgroups}; give a width above 0 and 1 subgroup or more.")
     places = _places(network, first, last, _block_leads(network) if whole_block_starts else set())
     n = Narrowing(
         members=members,
@@ -128,7 +126,6 @@ def pack(
     def replace(name: str, layer: nn.Module) -> nn.Module | None:
         made = n.resize(name, layer, places[name])
         if made is None:
-            _refuse_unknown(name, layer)
             return None
         held = any(t is not None for t in (*made._parameters.values(), *made._buffers.values()))
         return PackedLayer(made, members=members) if held and own_kind(made, PACKABLE) else made
@@ -152,8 +149,8 @@ def _places(network: nn.Module, first: Sequence[str], last: Sequence[str], leads
     layers = [name for name, _ in ends_of(network)]
     if not layers:
         raise ConversionError(f"{type(network).__name__} has no linear map, convolution or other layer with a width.")
-    starts = named(layers, first, "first") or first_layers(layers)
-    stops = named(layers, last, "last") or layers[-1:]
+    starts = fitting(layers, first, "first") or first_layers(layers)
+    stops = fitting(layers, last, "last") or layers[-1:]
     order = {name: i for i, (name, _) in enumerate(network.named_modules())}
     begin, end = min((order[name] for name in starts), default=-1), max(order[name] for name in stops)
     declared = min(order[name] for name in layers) == begin  # in the order in which they run
@@ -180,16 +177,6 @@ def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, found[name]) for name in output_last(list(found))]
 
 
-def named(layers: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:
-    """Return the layers that fit the patterns of an option called `what`; a pattern that fits none is an error."""
-    for pattern in patterns:
-        if not any(fits(name, (pattern,)) for name in layers):
-            raise ConversionError(
-                f"{what}={pattern!r} fits no layer; those are {', '.join(layers)}." + did_you_mean(pattern, layers)
-            )
-    return [name for name in layers if fits(name, patterns)]
-
-
 def _block_leads(network: nn.Module) -> set[str]:
     """Return the first layer of every block: a module inside the network with several layers of its own."""
     leads = set()
@@ -206,15 +193,6 @@ def _refuse_frozen(network: nn.Module) -> None:
         raise ConversionError(
             f"{', '.join(frozen)}: frozen (requires_grad=False), but packed members are narrower and get weights of their own; "
             "train these layers too, or use a structure that keeps whole layers (batch_ensemble, masksembles, treenet)."
-        )
-
-
-def _refuse_unknown(name: str, layer: nn.Module) -> None:
-    own = [n for n, _ in layer.named_parameters(recurse=False)]
-    if own and type(layer).__module__.startswith("torch."):
-        raise ConversionError(
-            f"layer {name!r} ({type(layer).__name__}) has parameters ({', '.join(own)}) whose widths choral does not know, so "
-            "it cannot be packed; replace it by linear maps or convolutions."
         )
 
 
