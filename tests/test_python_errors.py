@@ -174,6 +174,9 @@ def test_a_misspelled_recipe_is_corrected_and_recipes_are_listed_alone():
     assert dir(choral.recipes) == sorted(choral.recipes.METHODS)
     assert all("Cost: " in getattr(choral.recipes, name).__doc__ for name in choral.recipes.METHODS)
     assert "ICLR 2023" in choral.recipes.packed.__doc__
+    for name, method in choral.recipes.METHODS.items():  # every argument is explained, wherever that is written
+        said = getattr(choral.recipes, name).__doc__.partition("Args:\n")[2]
+        assert all(re.search(rf"^    {argument}: \S", said, re.MULTILINE) for argument in method.options), name
 
 
 @pytest.mark.parametrize(("function", "most"), [("fit", 18), ("fit_table", 14), ("compare", 12)])

@@ -4,8 +4,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from choral.base.errors import InputError
-from choral.corruptions import COMMON, EXTRA, FAMILIES, SEVERITIES, apply, corrupt, each_corruption
-from choral.corruptions.pixels import grey_of
+from choral.corruptions import COMMON, EXTRA, FAMILIES, SEVERITIES, corrupt, each_corruption, functions
+from choral.corruptions.functions import grey_of
 
 ALL = COMMON + EXTRA
 
@@ -83,7 +83,7 @@ def test_equal_images_in_different_rows_and_under_different_seeds_differ(name: s
 
 def test_blocks_of_rows_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {name: corrupt(PHOTOGRAPHS[:7], name, severity=2) for name in ALL}
-    monkeypatch.setattr(apply, "_BLOCK", 3 * PHOTOGRAPHS[0].size)
+    monkeypatch.setattr(functions, "_BLOCK", 3 * PHOTOGRAPHS[0].size)
     for name, expected in whole.items():
         np.testing.assert_array_equal(corrupt(PHOTOGRAPHS[:7], name, severity=2), expected)
 

@@ -3,7 +3,7 @@ import pytest
 from scipy.ndimage import convolve, gaussian_filter
 
 from choral.corruptions import corrupt, functions
-from choral.corruptions.pixels import RowDraws
+from choral.corruptions.functions import RowDraws
 
 
 def point(side: int = 32) -> np.ndarray:

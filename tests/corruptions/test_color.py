@@ -3,7 +3,7 @@ import colorsys
 import numpy as np
 import pytest
 
-from choral.corruptions.pixels import grey_of, in_channels, with_saturation, with_value_added
+from choral.corruptions.functions import grey_of, in_channels, with_saturation, with_value_added
 
 
 def pixels() -> np.ndarray:

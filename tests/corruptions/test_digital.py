@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from choral.corruptions import corrupt, functions
-from choral.corruptions.pixels import RowDraws
+from choral.corruptions.functions import RowDraws
 
 
 def random_images(*shape: int) -> np.ndarray:

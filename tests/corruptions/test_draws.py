@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from choral.corruptions.pixels import RowDraws
+from choral.corruptions.functions import RowDraws
 
 
 def test_rows_have_their_own_streams_whatever_stands_beside_them() -> None:

@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 from scipy.ndimage import affine_transform, map_coordinates
 
-from choral.corruptions.pixels import (
+from choral.corruptions.functions import (
     box_matrix,
     enlarge,
     line_blur,

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from choral.corruptions import corrupt, functions
-from choral.corruptions.functions import plasma
-from choral.corruptions.pixels import RowDraws
+from choral.corruptions.functions import RowDraws, plasma
 
 
 def greys(level: float, rows: int = 8, side: int = 32) -> np.ndarray:

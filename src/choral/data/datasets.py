@@ -174,7 +174,8 @@ class DatasetSource(Source):
             yield from made
             return
         for _ in places:
-            yield _stacked([next(made) for _ in each])
+            x, y = zip(*(next(made) for _ in each))
+            yield batches.merged(torch.stack, x), torch.stack(y)
 
     def part(self, rows: Tensor) -> "Source":
         """Return some of the items, read by workers of their own."""
@@ -210,17 +211,6 @@ class DatasetSource(Source):
         wanted = [[(0, n, n) for n in numbers[a : a + _READ]] for a in range(0, len(numbers), _READ)]
         raw = self._with(_read=None)._load(wanted)
         return hashed([array for x, y in raw for array in arrays_of(x, y)], self.weights)
-
-
-def _stacked(each: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:
-    """Return the batches of several branches, each made by itself, as one with a first axis over branches."""
-    shapes = {repr(batches.signature(x)): batches.in_words(x) for x, _ in each}
-    if len(shapes) > 1:
-        raise InputError(
-            f"the collate function made batches of different shapes for branches that are trained together, {' and '.join(list(shapes.values())[:2])}; "
-            "use executor='sequential', or pad every item to the same length."
-        )
-    return batches.merged(torch.stack, [x for x, _ in each]), torch.stack([y for _, y in each])
 
 
 def is_dataset(data: Any) -> bool:

@@ -20,6 +20,7 @@ from choral.base.arguments import fits
 from choral.base.batches import Batch, in_words
 from choral.base.errors import InputError, did_you_mean
 from choral.base.values import Value
+from choral.objectives.limits import POSITIVE, Limited, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class HorizontalFlip(Transform):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixing(Transform, ABC):
+class Mixing(Limited, Transform, ABC):
     """An augmentation that mixes each row with another, its partner; the loss is mixed in the same shares.
 
     It is applied after all other transforms of training, one of them at most, and not where members read batches of their own.
@@ -104,12 +105,9 @@ class Mixing(Transform, ABC):
         alpha: shares of a row are drawn from Beta(alpha, alpha), one for each batch.
     """
 
+    limits: ClassVar[Limits] = {"alpha": POSITIVE}
     alpha: float = 1.0
     only_training: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise InputError(f"alpha is {self.alpha}; give a number above 0.")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the batch as it is: rows are mixed where their targets are known."""

@@ -183,10 +183,9 @@ def _check_order(loader: DataLoader[Any]) -> None:
     stream, own = isinstance(loader.dataset, IterableDataset), loader.batch_sampler
     sampler = getattr(own, "sampler", own) if own is not None else loader.sampler
     if not stream and (type(sampler) is not SequentialSampler or type(own) not in (BatchSampler, type(None))):
-        what = type(sampler if type(own) in (BatchSampler, type(None)) else own).__name__
         raise InputError(
-            f"x is a DataLoader whose rows come in the order of a {what}, so predictions would belong to other rows than they seem to; "
-            "give it shuffle=False and no sampler, or give the dataset."
+            f"x is a DataLoader whose rows come in the order of a {type(sampler).__name__}, so predictions would belong to other rows than "
+            "they seem to; give it shuffle=False and no sampler, or give the dataset."
         )
     if getattr(own, "drop_last", loader.drop_last) and (
         stream or len(loader.dataset) % (getattr(own, "batch_size", None) or 1)  # type: ignore[arg-type]  # map-style

@@ -25,7 +25,6 @@ from choral.base.text import short
 from choral.plan.cost import batches_in
 
 LARGEST = 1e30  # of a number in a table; beyond it float32 cannot square what a network sees
-_MISSING = ("NoneType", "NAType")  # the latter of pandas, which need not be there
 _LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
 
 
@@ -85,9 +84,7 @@ def as_weights(weights: Any, points: int) -> Tensor:
 
 
 def _tensor(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        if value.is_complex():
-            raise InputError(f"{name} holds complex numbers; give their real and imaginary parts as two numbers.")
+    if isinstance(value, Tensor) and not value.is_complex():
         return value.detach().cpu()  # looked at here, and brought back by `placed`
     if np.ma.is_masked(value):
         masked = int(np.ma.getmaskarray(value).sum())
@@ -96,15 +93,11 @@ def _tensor(value: Any, name: str) -> Tensor:
         )
     array = np.asarray(value)
     if array.dtype.kind == "O" and array.ndim:  # nullable columns, say
-        missing = [i for i, row in enumerate(array) if any(type(v).__name__ in _MISSING for v in np.ravel(row))]
-        if missing:
-            raise InputError(
-                f"{name} has missing values in {len(missing)} row(s), the first at {missing[:5]}; fill or drop these rows first."
-            )
         array = np.array(array.tolist())
     if array.dtype.kind not in "fiub":
-        advice = "encode labels as integers 0, 1, 2, ..." if name == "y" else "encode every column as numbers."
-        raise InputError(f"{name} holds values of type {array.dtype}, not numbers; {advice}")
+        raise InputError(
+            f"{name} holds values of type {array.dtype}, not numbers; fill or drop missing values, and encode words as integers 0, 1, 2, ..."
+        )
     return tensor_of(array)
 
 

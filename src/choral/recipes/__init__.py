@@ -1,26 +1,31 @@
 """Recipes: a short file for each paper, and the dict that lists all methods.
 
-Every recipe takes these arguments; a docstring says more where they mean more:
+What recipes have in common is written once, here; a docstring says more where an argument means more. What a structure, a penalty or an
+operator takes is explained by its class. `help` of a recipe shows the whole.
 
-- `epochs`: length of one training; of each member where members are trained apart.
-- `budget`: epochs of all trainings together, instead of `epochs`.
-- `combine`: how members become one prediction of classes, 'probs', 'logits' or 'vote' (`choral.recipes.recipe.Recipe`).
-- `training`: optimizer, learning rate, batch size and schedule (`choral.recipes.training.Training`), or 'paper'.
-
-Many take `members`, the networks or parts of a network that are members; `draws`, the passes that prediction averages;
-`pretrained`, to start from the weights of the network handed to `fit`; and `kernel`, how members of one network are run
-(`choral.structures.base.JointStructure`).
+Args:
+    epochs: length of one training; of each member where members are trained apart.
+    budget: epochs of all trainings together, instead of `epochs`.
+    members: networks, or parts of a network, that are members.
+    combine: how members become one prediction of classes, 'probs', 'logits' or 'vote' (`choral.recipes.recipe.Recipe`).
+    training: optimizer, learning rate, batch size and schedule (`choral.recipes.training.Training`), or 'paper'.
+    pretrained: start from the weights of the network handed to `fit`.
+    kernel: how members of one network are run (`choral.structures.base.JointStructure`).
 """
 
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choral.base.arguments import typed
 from choral.base.errors import InputError, did_you_mean, no_attribute
+from choral.base.values import Value
+from choral.plan import Train
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged
 from choral.recipes.batch_ensemble import batch_ensemble
@@ -105,10 +110,29 @@ class Method:
             said = any(value is not None and (n == "budget" or n.endswith("epochs")) for n, value in given.items())
             return recipe if said else replace(recipe, enough=True)
 
-        before, mark, after = (self.build.__doc__ or "").partition("    Cost: ")
-        if self.paper:
-            call.__doc__ = f"{before}    Reference: {self.paper}\n\n{mark}{after}"
+        call.__doc__ = self._help()
         return call
+
+    def _help(self) -> str:
+        """Return the builder's docstring with its paper and with every argument, from where it is explained."""
+        head, _, rest = inspect.cleandoc(self.build.__doc__ or "").partition("\n\nArgs:\n")
+        own, _, after = rest.partition("\n\n")
+        said = _explained(f"Args:\n{own}")
+        kinds = [base for kind in _kinds(self.build()) if kind is not Train for base in kind.__mro__]
+        sources = [_explained(__doc__ or ""), *(_explained(inspect.getdoc(kind) or "") for kind in kinds)]
+        lines = []
+        for name in self.options:
+            text = said.get(name, "")
+            pointer = re.match(r"as in `(\w+)`", text) if text else re.search(r"Args are those of `(\w+)`", head)
+            if pointer:
+                there = _explained(METHODS[pointer[1]].call.__doc__ or "").get(name, "")
+                text = there.rstrip(".") + text[pointer.end() :] if text else there
+            lines += textwrap.wrap(
+                f"{name}: {text or next((s[name] for s in sources if name in s), '')}", 110, subsequent_indent="    "
+            )
+        if self.paper:
+            head = head.replace("\n\nCost: ", f"\n\nReference: {self.paper}\n\nCost: ")
+        return "\n\n".join(filter(None, [head, "Args:\n" + textwrap.indent("\n".join(lines), "    "), after]))
 
     @property
     def summary(self) -> str:
@@ -126,6 +150,26 @@ class Method:
     def options(self) -> dict[str, inspect.Parameter]:
         """The builder's arguments."""
         return dict(inspect.signature(self.build).parameters)
+
+
+def _explained(doc: str) -> dict[str, str]:
+    r"""Return what a docstring says of each argument.
+
+    >>> _explained("Args:\n    a, b: two\n        numbers.\n\nMore.")
+    {'a': 'two numbers.', 'b': 'two numbers.'}
+    """
+    block = textwrap.dedent(doc.partition("Args:\n")[2].partition("\n\n")[0])
+    entries = [entry.partition(": ") for entry in re.sub(r"\n +", " ", block).splitlines()]
+    return {name: text for names, _, text in entries for name in names.split(", ")}
+
+
+def _kinds(value: Any) -> Iterator[type]:
+    """Yield the classes of all values in a recipe."""
+    if isinstance(value, Value):
+        yield type(value)
+    parts = vars(value).values() if isinstance(value, Value) else value if isinstance(value, tuple) else ()
+    for part in parts:
+        yield from _kinds(part)
 
 
 METHODS: dict[str, Method] = {

@@ -25,10 +25,6 @@ def bagged(
 
     >>> bagged(members=4, epochs=60).members
     4
-
-    Args:
-        fraction: size of each part relative to all points, in (0, 1].
-        replace: draw with replacement (the bootstrap).
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)

@@ -33,10 +33,6 @@ def batch_ensemble(
     4
 
     Args:
-        members: members, all trained on every batch.
-        start: factors drawn from N(1, spread^2), or random signs.
-        spread: standard deviation of the factors.
-        own_norms: whether each member has its own normalization scales and shifts.
         training: weight decay does not act on the factors.
     """
     if total_epochs(epochs, budget) and members > 1 and start == "normal" and spread == 0:

@@ -40,9 +40,7 @@ def bnn(
 
     Args:
         members: networks, each with a posterior of its own.
-        draws: passes averaged at prediction for each network (1 or 5 in the paper).
         prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalization.
-        rho: where every rho starts; the standard deviation is softplus(rho).
         rho_rate: factor of the learning rate for every rho.
         kl_weight: factor of the KL; 1 is the ELBO.
         anneal: share of training over which the weight of the KL rises from 0.

@@ -24,9 +24,6 @@ def deep_ensemble(
     >>> deep_ensemble(members=4, epochs=60).members
     4
 
-    Args:
-        members: networks trained.
-
     Differs from the paper: no adversarial training.
     """
     epochs = total_epochs(epochs, budget, trainings=members)

@@ -25,8 +25,5 @@ def drop_connect(
 
     >>> drop_connect(epochs=60).epochs
     60
-
-    Args:
-        rate: share of weights dropped in each pass, in every linear and convolution layer but the last.
     """
     return joint("drop_connect", Stochastic, connections=True, **locals())

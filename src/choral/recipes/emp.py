@@ -40,16 +40,11 @@ def emp(
     60
 
     Args:
-        components: K, components of each patched layer.
-        draws: S, passes averaged at prediction (the paper uses 200).
-        norms, output: whether normalization layers and the output layer are patched.
         layers: name patterns of further layers to patch.
-        learned: learn the mixing probabilities instead of keeping them uniform.
         precision: prior precision of the penalty of Equation 6; None leaves regularization to the optimizer's weight decay.
         bias_precision: prior precision of biases and shifts (rho in the paper); that of weights if None.
         statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
             of each draw), or the running ones, 'shared' by all draws.
-        pretrained: start from the weights of the network handed to fit (components near them).
     """
     return _patched("emp", "layer", **locals())
 

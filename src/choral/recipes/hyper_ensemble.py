@@ -34,8 +34,6 @@ def hyper_ensemble(
         members: networks trained; those that are not chosen are no members of the ensemble.
         space: where each network draws its settings from (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those
             that operators read.
-        picks: choices of the greedy selection, at most; without `validation=` in `fit` all networks count alike.
-        patience: epochs without a better choice after which training ends.
 
     Differs from the paper: selection is repeated after every epoch; each network has one draw of initialization.
     """

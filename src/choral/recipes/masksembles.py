@@ -28,10 +28,5 @@ def masksembles(
 
     >>> masksembles(members=4, epochs=60).members
     4
-
-    Args:
-        members: masks; in training each sees its part of every batch.
-        scale: how little the masks overlap; 1 makes them equal (a plain network).
-        repetition: train every mask on the whole batch, as the Packed-Ensembles paper does: `members` times the operations.
     """
     return joint("masksembles", Masksembles, **locals())

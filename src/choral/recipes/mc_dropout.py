@@ -25,8 +25,5 @@ def mc_dropout(
 
     >>> mc_dropout(epochs=60).epochs
     60
-
-    Args:
-        rate: dropout put behind every linear and convolution layer but the last; None uses the network's own dropout only.
     """
     return joint("mc_dropout", Stochastic, **locals())

@@ -24,10 +24,5 @@ def mimo(
 
     >>> mimo(members=4, epochs=60).members
     4
-
-    Args:
-        members: inputs read at once.
-        repetition: probability that all inputs of a training example are the same.
-        batch_repetition: times each example appears in a training batch (the paper uses 4).
     """
     return joint("mimo", Mimo, **locals())

@@ -31,15 +31,5 @@ def packed(
 
     >>> packed(members=4, epochs=60).members
     4
-
-    Args:
-        members: M.
-        width: alpha, the joint network's width in units of the plain one's. None is the paper's 2, but `members` for small perceptrons
-            (layers of at most 256 units), where slim members are behind the plain network.
-        subgroups: gamma, groups within a member's own channels.
-        minimum_channels: least channels in a group before gamma is lowered.
-        whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
-        own_batches: whether each member reads batches of its own in training (the paper's ablation, Table 7).
-        equal_starts: all members start at the same weights; without dropout they then stay equal (the paper's ablation).
     """
     return joint("packed", Packed, **locals())

@@ -50,12 +50,10 @@ def prune_and_tune(
         pruning: complementary pairs, independent draws, or disjoint parts that cover the parent.
         sparsity: share removed; 0.5, or 1 - 1/members for a partition.
         unit: single weights, or whole neurons and filters: those members are stored and run as smaller networks.
-        scope: by layer or over the whole network.
         tuning: 'one_cycle' (rate / 100, up to the rate over a tenth, down to a millionth) or 'constant' (the parent's last rate).
         tuning_lr: the peak of 'one_cycle', or the rate of 'constant'; the parent's peak or last rate if None.
         bagging: part of the training points each child sees; all of them if None.
         recalibrate: estimate BatchNorm statistics again after pruning.
-        keep_classifier: leave the output layer whole.
         keep_first: leave the first layer whole; None does so for rows of numbers (yacht: RMSE 9.58 became 4.93), not for images.
         training: its schedule is the parent's.
 

@@ -31,9 +31,7 @@ def rank1_bnn(
 
     Args:
         members: components of the mixture.
-        draws: passes averaged at prediction for each member (4 in the paper).
         prior_std: standard deviation of the prior N(1, prior_std^2) on the factors.
-        rho: where every rho starts; the standard deviation is softplus(rho).
         anneal: share of training over which the weight of the KL rises from 0 to 1.
         training: weight decay acts on the shared weights and biases; gradients are clipped at norm 1 by default.
 

@@ -82,7 +82,7 @@ def sebays_freeze(
         frozen_kl: weight of the KL of a node that is kept: 1 ('certain'), or its probability when it was ('gamma', the
             authors' code).
         anneal: share of the exploration over which the weight of the KL rises to its full size.
-        training: its learning rate is that of the exploration; gradients are clipped as in `bnn`.
+        training: its learning rate is that of the exploration; gradients are clipped at norm 1 unless it says otherwise.
 
     Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
     of the next layer or by one closed node of each layer, so that outputs stay the same.
@@ -96,12 +96,15 @@ def sebays_freeze(
 def sebays_no_freeze(*, gates: PredictedGates = "median", **options: Any) -> Recipe:
     """SeBayS whose gates go on learning, so that members differ in their sparsity too.
 
-    Args are those of `sebays_freeze`, without `freeze` and `frozen_kl`, and `gates` of `ssbnn`.
+    Args are those of `sebays_freeze`, without `freeze` and `frozen_kl`.
 
     Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
 
     >>> sebays_no_freeze(members=3, epochs=60).members
     3
+
+    Args:
+        gates: as in `ssbnn`.
     """
     closing = () if gates == "drawn" else (Recalibrate(),)
     return _sequential("sebays_no_freeze", spike_slab, closing=closing, gates=gates, **options)

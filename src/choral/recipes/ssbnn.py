@@ -46,12 +46,9 @@ def ssbnn(
     60
 
     Args:
-        members, draws, prior_std, rho, rho_rate, kl_weight, anneal, training: as in `bnn`; the prior is that of open
-            nodes. With few points start wide (rho -2), or anneal: while deviations are narrow the KL of a node is large,
-            and all gates may close.
-        inclusion: prior probability that a node is in the network (lambda).
-        gamma: inclusion probability every node starts with.
-        temperature: of the relaxed gates (tau).
+        members, draws, prior_std, rho_rate, kl_weight, anneal, training: as in `bnn`.
+        rho: where every rho starts. With few points start wide (-2), or anneal: while deviations are narrow the KL of a node is
+            large, and all gates may close.
         clip_gates: 'joint' (the authors' code) clips the gradients of gates by the norm of all gradients, of which a closed
             gate before BatchNorm takes nearly everything; 'apart' by a norm of their own.
         gates: at prediction: 'median' opens or closes a gate as is more likely, and estimates BatchNorm's statistics again for

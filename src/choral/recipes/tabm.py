@@ -35,11 +35,6 @@ def tabm(
 
     >>> tabm(members=4, epochs=60).members
     4
-
-    Args:
-        members: the paper's k, all trained on every batch.
-        start: first factors: random signs, N(0, 1) with one number for each feature, or 'auto': 'normal' behind embedded features.
-        own_batches: whether each member reads batches of its own in training.
     """
     return joint("tabm", TabM, own=TRAINING, **locals())
 

@@ -47,7 +47,6 @@ def tabpack(
     Args:
         members: networks trained; if None 64, or of a budget as many as can have 4 epochs each.
         space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimizer than Muon.
-        picks, patience: as in `hyper_ensemble`.
 
     Differs from the paper: embeddings are the same in all members; matrices draw their rate as a multiple of that of vectors.
     """

@@ -26,10 +26,5 @@ def treenet(
 
     >>> treenet(members=4, epochs=60).members
     4
-
-    Args:
-        members: branches.
-        start: name of the first layer that is not shared; the output layer alone if nothing is said.
-        branches: instead of start, name patterns of all layers that are not shared.
     """
     return joint("treenet", TreeNet, **locals())
