@@ -35,7 +35,7 @@ def test_any_other_plan_is_run_once_for_each_part_and_its_children_share_it() ->
 
 @pytest.mark.parametrize("plan", [fork(2, fork(2, Reset(), Collect())), seq(Reset(), fork(2, Reset(), Collect()))])
 def test_networks_started_within_two_forks_are_refused(plan: Phase) -> None:
-    with pytest.raises(PlanError, match="leave folds out"):
+    with pytest.raises(PlanError, match="instead of folds"):
         in_folds(plan, 2)
 
 

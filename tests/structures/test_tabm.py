@@ -178,7 +178,7 @@ def test_frozen_first_and_tied_layers_are_shared():
     assert joint.network[2].s.abs().eq(1).all()
     assert not (joint.network[2].s == 1).all()
     network.requires_grad_(False)
-    with pytest.raises(ConversionError, match="members would be the same for ever"):
+    with pytest.raises(ConversionError, match="leave at least the first or the last layer free"):
         TabM(members=3).convert(network, generator())
 
 

@@ -51,8 +51,7 @@ def _slice(name: str, value: Tensor, axes: Mapping[str, list[int]]) -> Tensor:
         axis = int(key)
         if axis >= value.dim() or (indices and not 0 <= min(indices) <= max(indices) < value.shape[axis]):
             raise InputError(
-                f"the form keeps index {max(indices, default=0)} of axis {axis} of {name!r}, which has shape "
-                f"{tuple(value.shape)}; it belongs to another network, or the parameters are already sliced."
+                f"the form keeps index {max(indices, default=0)} of axis {axis} of {name!r}, which has shape {tuple(value.shape)}; it is another network's."
             )
         value = value.index_select(axis, torch.tensor(indices, dtype=torch.long, device=value.device))
     return value
@@ -87,8 +86,7 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
         for attribute, size in attributes.items():
             if owner not in modules or attribute not in _KNOWN or not isinstance(size, int):
                 raise InputError(
-                    f"the form sets {attribute}={size!r} of {owner!r}; only sizes of layers that the network has can "
-                    f"be set: {', '.join(sorted(_KNOWN))}."
+                    f"the form sets {attribute}={size!r} of {owner!r}; only sizes of layers that the network has can be set."
                 )
             setattr(modules[owner], attribute, size)
     return small

@@ -140,7 +140,9 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
     best = better[0]
     level = [m for m in sound if m not in (best, baseline) and word(best, m) == "level"]
     near = f" Within noise of it: {_listed(level)}." if level and seeds > 1 else ""
-    those = f" of the methods that lose no {point}, and at most {_TOLERATED} of calibration, to {baseline}" if point else ""
+    those = (
+        f" of the methods that lose no {point}, and at most {_TOLERATED} of calibration, to {baseline}" if point else ""
+    )
     return f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
 
 

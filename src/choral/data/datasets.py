@@ -274,8 +274,7 @@ def weight_in(item: Any, key: Any) -> Any:
     if key in (item if isinstance(item, Mapping) else range(_LAST, len(item))):
         return item[key]
     raise InputError(
-        f"sample_weight={key!r} is not a part of an item, which is {_kind(item)}; sample_weight=2 takes items (x, y, weight), and a text the key of "
-        "items that are dicts."
+        f"sample_weight={key!r} is not a part of an item, which is {_kind(item)}; 2 takes items (x, y, weight), a text items that are dicts."
     )
 
 

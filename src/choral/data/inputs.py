@@ -57,8 +57,7 @@ class Normalize(Transform):
         """Return the normalized batch."""
         if x.dim() > 1 and len(self.mean) not in (1, x.shape[1]):
             raise InputError(
-                f"Normalize has {len(self.mean)} means, but a batch {tuple(x.shape)} has {x.shape[1]} channels or features; give one for each, or one "
-                "for all."
+                f"Normalize has {len(self.mean)} means, but a batch {tuple(x.shape)} has {x.shape[1]} channels; give one for each, or one for all."
             )
         shape = (-1,) + (1,) * (x.dim() - 2)
         mean, std = (devices.constant(v, x.dtype, x.device).view(shape) for v in (self.mean, self.std))
@@ -192,8 +191,7 @@ def checked_transforms(inputs: Any, x: Batch) -> Transforms:
         tensors = [n for n, t in x.items() if isinstance(t, Tensor)] if isinstance(x, dict) else []
         for name in [n for n in inputs if n not in tensors]:
             raise InputError(
-                f"transforms has those for {name!r}, but x is {in_words(x)}; transforms by key are for the tensors of a "
-                f"dict.{did_you_mean(str(name), tensors)}"
+                f"transforms has those for {name!r}, but x is {in_words(x)}; give keys of tensors in a dict.{did_you_mean(str(name), tensors)}"
             )
         return {name: _transforms(own, f"transforms[{name!r}]") for name, own in inputs.items()}
     made = _transforms(inputs, "transforms")

@@ -159,8 +159,7 @@ def from_npz(path: Path) -> Problem:
     y_test = _checked(x_test, y_test, f"{path}: x_test, y_test")
     if x_train.shape[1:] != x_test.shape[1:] or (y_train.dtype.kind == "f") != (y_test.dtype.kind == "f"):
         raise InputError(
-            f"{path}: x_train has rows of shape {x_train.shape[1:]} and x_test of {x_test.shape[1:]}, y_train holds {y_train.dtype} and y_test "
-            f"{y_test.dtype}; make them alike: whole numbers are classes, real numbers a regression."
+            f"{path}: x_train has rows of shape {x_train.shape[1:]} and x_test of {x_test.shape[1:]}, y_train holds {y_train.dtype} and y_test {y_test.dtype}."
         )
     return Problem(path.name, x_train, y_train, x_test, y_test)
 

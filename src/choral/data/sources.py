@@ -52,8 +52,7 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
     if key is not None and source.weights is None:
         if not isinstance(source, DatasetSource):
             raise InputError(
-                f"sample_weight={key!r} says which part of an item is its weight, but data is a {type(data).__name__}; give the weights themselves, "
-                "one number for each point."
+                f"sample_weight={key!r} names a part of an item, but data is a {type(data).__name__}; give one number for each point."
             )
         return source.weighing(source.item_weights())
     if key is None and weights is not None:
@@ -110,8 +109,7 @@ def _in_memory(dataset: Any, target: str | int | None, key: str | int | None) ->
 def _of_loader(loader: DataLoader[Any], target: str | int | None, key: str | int | None) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
-            "data is a DataLoader over an IterableDataset, which cannot be read again by index, so no run could be "
-            "exact or resumed; give a map-style Dataset or arrays."
+            "data is a DataLoader over an IterableDataset, which cannot be read again by index; give a map-style Dataset or arrays."
         )
     dataset, sampling = _sampled(loader)
     source = _in_memory(dataset, target, key) if loader.collate_fn is default_collate else None
@@ -143,8 +141,7 @@ def _sampled(loader: DataLoader[Any]) -> tuple[Any, Sampling | None]:
         case RandomSampler() | SequentialSampler():  # the latter unless it is told otherwise; every epoch is shuffled
             return dataset, None
     raise InputError(
-        f"the DataLoader's sampler is {type(sampler).__name__}, which choral would replace by draws of its own, so that runs are exact; "
-        "give a WeightedRandomSampler, SubsetRandomSampler or RandomSampler, shuffle=True, or the dataset."
+        f"the DataLoader's sampler is {type(sampler).__name__}, which choral cannot make exact; give torch's own samplers, shuffle=True, or the dataset."
     )
 
 
@@ -184,8 +181,7 @@ def _check_order(loader: DataLoader[Any]) -> None:
     sampler = getattr(own, "sampler", own) if own is not None else loader.sampler
     if not stream and (type(sampler) is not SequentialSampler or type(own) not in (BatchSampler, type(None))):
         raise InputError(
-            f"x is a DataLoader whose rows come in the order of a {type(sampler).__name__}, so predictions would belong to other rows than "
-            "they seem to; give it shuffle=False and no sampler, or give the dataset."
+            f"x is a DataLoader whose rows come in the order of a {type(sampler).__name__}; give it shuffle=False and no sampler, or the dataset."
         )
     if getattr(own, "drop_last", loader.drop_last) and (
         stream or len(loader.dataset) % (getattr(own, "batch_size", None) or 1)  # type: ignore[arg-type]  # map-style

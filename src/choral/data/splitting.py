@@ -93,8 +93,7 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
     count = round(share * source.points)
     if not 0 < share < 1 or not 0 < count < source.points:
         raise InputError(
-            f"validation is {share}, which would hold out {count} of {source.points} points; give a share above 0 and below 1 that "
-            "leaves at least one point on both sides, or a pair (x, y)."
+            f"validation is {share}, which would hold out {count} of {source.points} points; give a share above 0 and below 1, or (x, y)."
         )
     first, unit = _distinct(source, 2)
     count = max(1, round(share * len(first)))

@@ -96,7 +96,7 @@ def _tensor(value: Any, name: str) -> Tensor:
         array = np.array(array.tolist())
     if array.dtype.kind not in "fiub":
         raise InputError(
-            f"{name} holds values of type {array.dtype}, not numbers; fill or drop missing values, and encode words as integers 0, 1, 2, ..."
+            f"{name} holds values of type {array.dtype}, not numbers; fill or drop missing values, encode labels as integers 0, 1, 2, ..."
         )
     return tensor_of(array)
 
@@ -117,8 +117,7 @@ def _check_resolution(given: Tensor, cast: Tensor) -> None:
     varied = spread > 1e-12 * largest
     for i in (varied & (lost > _LOST * spread)).nonzero().flatten()[:1].tolist():
         raise InputError(
-            f"y has numbers up to {float(largest[i]):.4g} that differ by about {float(spread[i]):.2g}, which float32 rounds away; subtract "
-            "a constant, such as their mean, or build the network in double precision (.double())."
+            f"y has numbers up to {float(largest[i]):.4g} that differ by {float(spread[i]):.2g}, which float32 rounds away; subtract a constant, or use .double()."
         )
 
 

@@ -165,8 +165,7 @@ def convert(
     tree = swap(network, asked, include=include, exclude=exclude)
     if not found:
         raise ConversionError(
-            f"{type(who).__name__} found no layer to convert in {type(network).__name__}; it takes linear maps and convolutions of torch's "
-            "kinds whose weights are neither frozen nor tied, within include and exclude, and may leave out the one that gives the output."
+            f"{type(who).__name__} found no layer to convert in {type(network).__name__}: no linear map or convolution that trains, is not tied and fits include and exclude."
         )
     return tree
 
@@ -229,6 +228,5 @@ def _refuse_hooks(name: str, module: nn.Module) -> None:
     """Raise for a layer whose hooks (old-style weight or spectral norm, a user's own) would be lost in a swap."""
     if any(getattr(module, table) for table in _HOOKS):
         raise ConversionError(
-            f"layer {name!r} ({type(module).__name__}) carries hooks, which would be lost by replacing it; "
-            f"remove the hooks before converting, or leave the layer as it is with exclude=({name!r},)."
+            f"layer {name!r} ({type(module).__name__}) carries hooks, which would be lost; remove them, or keep the layer with exclude=({name!r},)."
         )

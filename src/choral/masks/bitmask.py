@@ -54,8 +54,7 @@ def pack(values: Params, masks: Mapping[str, Tensor]) -> Params:
         removed = value.detach()[~mask]
         if bool((removed != 0).any()):
             raise InputError(
-                f"{name!r} holds {int((removed != 0).sum())} values that its mask removes and packing would lose; "
-                "multiply it by its mask first."
+                f"{name!r} holds {int((removed != 0).sum())} values that its mask removes; multiply it by its mask first."
             )
         packed[f"{name}:bits"] = pack_bits(mask)
         packed[f"{name}:kept"] = value.detach()[mask]

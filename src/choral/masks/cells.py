@@ -119,8 +119,7 @@ def expand_neurons(shapes: Shapes, keep: Mapping[str, Tensor]) -> dict[str, Tens
         names = [f"{layer}.{part}" for part in ("weight", "bias") if f"{layer}.{part}" in shapes]
         if not names:
             raise InputError(
-                f"layer {layer!r} has no weight or bias among the parameters: {', '.join(shapes)}."
-                f"{did_you_mean(f'{layer}.weight', shapes)}"
+                f"layer {layer!r} has no weight or bias among the parameters.{did_you_mean(f'{layer}.weight', shapes)}"
             )
         masks |= {name: _over_rows(vector.bool(), shapes[name]) for name in names}
     return masks

@@ -74,10 +74,7 @@ def _plain(name: str, value: Any) -> Any:
         return float(value)
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
-    raise InputError(
-        f"{name}={value!r} cannot be saved; give finite numbers, strings, None or tuples of these, "
-        "or write a network of your own instead."
-    )
+    raise InputError(f"{name}={value!r} cannot be saved; give finite numbers, strings, None or tuples of these.")
 
 
 def _tuples(value: Any) -> Any:

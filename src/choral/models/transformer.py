@@ -123,8 +123,7 @@ class TextTransformer(nn.Module):
         """Return logits (batch, class) of tokens (batch, token), 0 where there is none."""
         if tokens.shape[1] > self.length:
             raise InputError(
-                f"transformer: a text of {tokens.shape[1]} tokens; it was built for at most length={self.length}. "
-                "Cut the texts or build it with a larger length."
+                f"transformer: a text of {tokens.shape[1]} tokens, but it was built for length={self.length}; cut the texts or build it longer."
             )
         positions = _positions(tokens)
         absent = (tokens == 0) & (positions > 0)  # a text without tokens keeps its first place, so no mean is empty

@@ -137,8 +137,7 @@ class HMC(_InSteps):
         size = self.step_std / (1.0 if self.relative_step else prior_std)
         if size >= 2:
             raise InputError(
-                f"HMC: a step of {self.step_std} is {size:.3g} prior standard deviations, and leapfrog diverges from 2"
-                " on; give a smaller step_std."
+                f"HMC: a step of {self.step_std} is {size:.3g} prior standard deviations; leapfrog diverges from 2 on; give a smaller step_std."
             )
 
         def move(theta: Tensor) -> Tensor:
@@ -284,8 +283,7 @@ def _noise(context: Context) -> float:
     std = context.likelihood.noise_std
     if std is None:
         raise PlanError(
-            f"target noise needs a Gaussian likelihood of known precision, but this one is {context.likelihood}; give "
-            "fit likelihood=FixedGaussian(precision=...), or leave target_noise off."
+            f"target noise needs a Gaussian likelihood of known precision, not {context.likelihood}; give likelihood=FixedGaussian(precision=...) or leave target_noise off."
         )
     return std
 

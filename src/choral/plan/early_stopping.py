@@ -70,8 +70,7 @@ class Measure(Value):
         scores = prediction.scores(targets)
         if self.name not in scores:
             raise InputError(
-                f"monitor is {self.name!r}; for {prediction.task} give one of {', '.join(sorted(scores))}, or a function "
-                f"(prediction, y) -> float.{did_you_mean(self.name, scores)}"
+                f"monitor is {self.name!r}; give one of {', '.join(sorted(scores))}, or a function (prediction, y).{did_you_mean(self.name, scores)}"
             )
         return scores[self.name]
 

@@ -269,10 +269,7 @@ def in_folds(plan: Phase, folds: int) -> Phase:
         (only,) = forks
         return replace(only, branches=folds, body=_holding_out(only.body, Fold(folds=folds)))
     if sum(branches) % folds:
-        raise PlanError(
-            f"the plan has {sum(branches)} members for {folds} folds; give a multiple of {folds} members, so that each part is held "
-            "out of equally many."
-        )
+        raise PlanError(f"the plan has {sum(branches)} members for {folds} folds; give a multiple of {folds} members.")
     parts = []
     for number, one in enumerate(forks):
         own = Fold(folds=folds, first=sum(branches[:number]) % folds)
@@ -291,8 +288,7 @@ def _holding_out(phase: Phase, fold: Fold) -> Phase:
             return replace(phase, body=_holding_out(body, fold))
     if begun(phase):
         raise PlanError(
-            "the plan starts networks anew within two forks, so that nothing says which part each of them holds out; leave folds out "
-            "(validation=0.2 watches the training of any plan)."
+            "the plan starts networks anew within two forks, so nothing says which part each holds out; use validation=0.2 instead of folds."
         )
     return phase
 

@@ -201,8 +201,7 @@ class Muon(Optimizer):
         """Return the groups of matrices and of all others; raise InputError where one matrix holds vectors of several members."""
         if led:
             raise InputError(
-                "Muon turns each matrix as a whole, but members of this method share tensors, in which vectors of several members make up a matrix; take "
-                "AdamW, or Muon with members of their own (deep_ensemble, tabpack)."
+                "Muon turns each matrix as a whole, but members share tensors here; take AdamW, or members of their own (deep_ensemble, tabpack)."
             )
         return super().groups(params, **how)
 
@@ -295,16 +294,14 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
         made.step()
     except Exception as error:  # the user's code can fail in any way
         raise InputError(
-            f"optimizer: {name} was tried on one weight and failed with {error!r}; give a class of torch.optim that steps without a closure, or a "
-            "function of a list of parameter groups, [{'params': [...]}], that returns such an optimizer."
+            f"optimizer: {name} was tried on one weight and failed with {error!r}; give a class of torch.optim, or a function of parameter groups."
         ) from error
     after = _held(made)
     lost = [k for k, v in after.items() if v != before.get(k) or ("tensor(" in v and not k.startswith("param_groups"))]
     lost += [f"state[...][{entry!r}]" for entry, v in made.state[weight].items() if not isinstance(v, Tensor)]
     if lost:
         raise InputError(
-            f"optimizer: {name} remembers {lost[0]}, and a checkpoint has only tensors of state[parameter]; a run could not be resumed exactly: "
-            "keep it there, as a tensor."
+            f"optimizer: {name} remembers {lost[0]}, which a checkpoint has not; keep it as a tensor in state[parameter], so that runs are resumed exactly."
         )
     return made
 

@@ -240,8 +240,7 @@ class OwnRate(Schedule):
         """Return the rate at a progress, for methods that cut a schedule into parts."""
         if not self.with_steps:
             raise InputError(
-                f"schedule: {self.function.name} takes the step alone, and this method needs the rate at a share of the training; "
-                "give a function of (step, steps)."
+                f"schedule: {self.function.name} takes the step alone, and this method needs a function of (step, steps)."
             )
         return self.rate(round(progress * _FINE), _FINE)
 

@@ -310,8 +310,7 @@ def _masks(network: nn.Module, width: int) -> Params:
     for (name, one), (after, other) in itertools.pairwise(chain):
         if one.out_features != other.in_features:
             raise PlanError(
-                f"Resize: layer {after!r} reads {other.in_features} numbers, but {name!r} before it gives {one.out_features}; a width can be cut "
-                "in plain chains of linear maps only."
+                f"Resize: layer {after!r} reads {other.in_features} numbers, but {name!r} gives {one.out_features}; a width is cut in plain chains only."
             )
         units = torch.arange(one.out_features) < width
         found[f"{name}.weight"] = found.get(

@@ -75,8 +75,7 @@ class Training(Value):
             raise InputError(f"lr is {self.lr}; give a learning rate above 0.")
         if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.lr is None)):
             raise InputError(
-                f"end is {self.end} with lr {self.lr} and schedule {self.schedule!r}; give a rate from 0 to the first one, for the "
-                "schedule 'cosine'."
+                f"end is {self.end} with lr {self.lr} and schedule {self.schedule!r}; give a rate from 0 to lr, for 'cosine'."
             )
 
     @property

@@ -61,12 +61,10 @@ class Stochastic(OneMember):
             return tree
         if self.rate is None:
             raise ConversionError(
-                f"{type(network).__name__} has no dropout layers and no rate was given, so every pass would be the same; give "
-                "rate=, the probability of dropping a unit."
+                f"{type(network).__name__} has no dropout layers and no rate was given; give rate=, the probability of dropping a unit."
             )
         raise ConversionError(
-            f"{type(network).__name__} has no dropout layers, and no linear map or convolution of torch's kinds before its output layer to put "
-            "them behind, so every pass would be the same; give it nn.Dropout layers."
+            f"{type(network).__name__} has no dropout layers, and no layer of torch before its output layer to put them behind; give it nn.Dropout layers."
         )
 
     def _put_in(self, network: nn.Module, rate: float) -> nn.Module:

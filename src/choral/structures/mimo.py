@@ -77,14 +77,12 @@ class Mimo(Structure):
         for name in order[: min(order.index(name) for name, _ in ends_of(network))]:
             if isinstance(network.get_submodule(name), NORMS):
                 raise ConversionError(
-                    f"layer {name!r} normalizes the inputs, of which MIMO has {self.members} side by side; standardize the "
-                    "data instead and leave the layer out."
+                    f"layer {name!r} normalizes the inputs, of which MIMO has {self.members} side by side; standardize the data instead."
                 )
         for end, name in enumerate((first, last) if self.members > 1 else ()):
             if holds_frozen(network.get_submodule(name)) or name in tied:
                 raise ConversionError(
-                    f"layer {name!r} is frozen (requires_grad=False) or holds a weight together with another layer (they are tied), but "
-                    f"MIMO draws the first and the last layer anew, {self.members} times as wide; freeze or tie layers between them only."
+                    f"layer {name!r} is frozen (requires_grad=False) or tied, but MIMO draws the first and the last layer anew, {self.members} times as wide."
                 )
             _widen(name, joint.get_submodule(name), end, self.members, generator)
         setattr(joint, _ENDS, (first, last))  # what gives the output is not known any more when a member is asked for
@@ -99,8 +97,7 @@ class Mimo(Structure):
         """Put the inputs of all members side by side: different examples in training, the same one at prediction."""
         if not isinstance(x, Tensor):
             raise ConversionError(
-                "MIMO puts the inputs of its members side by side on the channel axis of one tensor, so it cannot read several "
-                "inputs (a dict, tuple or list); give one tensor, or use another method."
+                "MIMO puts the inputs of its members side by side in one tensor; give one tensor, not a dict, tuple or list, or use another method."
             )
         if y is None:
             return torch.cat([x] * self.members, 1), None
@@ -156,8 +153,7 @@ def _widen(name: str, layer: Any, end: int, members: int, generator: torch.Gener
     size = _size(layer, end)
     if not size or getattr(layer, "groups", 1) > 1:
         raise ConversionError(
-            f"layer {name!r} ({type(layer).__name__}) reads the input or gives the output; MIMO can widen linear maps and "
-            "convolutions without groups only."
+            f"layer {name!r} ({type(layer).__name__}) cannot be widened; MIMO takes linear maps and convolutions without groups at both ends."
         )
     setattr(layer, size, getattr(layer, size) * members)
     axis, spread = (0, 1.0) if end else (1, members**-0.5)

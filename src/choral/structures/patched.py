@@ -107,14 +107,12 @@ class Patched(OneMember):
                 continue
             if own_kind(layer, PACKABLE) is None:
                 raise ConversionError(
-                    f"layer {name!r} ({type(layer).__name__}) cannot be patched; patched can be "
-                    f"{', '.join(kind.__name__ for kind in PACKABLE)}. Leave it shared with exclude=({name!r},)."
+                    f"layer {name!r} ({type(layer).__name__}) cannot be patched; leave it shared with exclude=({name!r},)."
                 )
             wanted.add(name)
         if not wanted:
             raise ConversionError(
-                f"Patched found nothing to patch in {type(network).__name__}: norms={self.norms}, output={self.output}, "
-                f"include={self.include}; name layers with include (layers whose weights are frozen or tied stay shared)."
+                f"Patched found nothing to patch in {type(network).__name__}; name layers with include (frozen or tied layers stay shared)."
             )
         return wanted
 

@@ -89,8 +89,7 @@ class TabM(JointStructure):
         free = output_last(free)
         if not free:
             raise ConversionError(
-                f"TabM found no linear map or convolution to be trained in {type(tree).__name__}, so its members would be the same for "
-                "ever; leave at least the first or the last layer free."
+                f"TabM found no linear map or convolution to be trained in {type(tree).__name__}; leave at least the first or the last layer free."
             )
         return _Layers(free[0] if len(free) > 1 else None, frozenset(free[1:-1]), free[-1])
 

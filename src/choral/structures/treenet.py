@@ -79,8 +79,7 @@ class TreeNet(JointStructure):
         for name, other in tied_layers(network).items():
             if name in chosen:
                 raise ConversionError(
-                    f"branch layer {name!r} holds a weight together with {other!r} (they are tied), so it cannot have one for each "
-                    "member; untie them, or let the branches be other layers (branches=...)."
+                    f"branch layer {name!r} holds a weight together with {other!r} (they are tied); untie them, or give other branches=."
                 )
         tree = swap(network, lambda n, m: CommonDraws(m) if n not in chosen and isinstance(m, DROPOUTS) else None)
         stacked: list[str] = []
@@ -89,8 +88,7 @@ class TreeNet(JointStructure):
                 continue
             if isinstance(module, nn.RNNBase):
                 raise ConversionError(
-                    f"layer {name!r} ({type(module).__name__}) cannot be in a branch: torch.func.vmap has no rule for it; "
-                    "start the branches after it."
+                    f"layer {name!r} ({type(module).__name__}) has no rule in torch.func.vmap; start the branches after it."
                 )
             for key, tensor in {**module._parameters, **module._buffers}.items():
                 if tensor is None or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad):
@@ -112,8 +110,7 @@ class TreeNet(JointStructure):
         ends = ends_of(network)
         if not self.branches and not ends:
             raise ConversionError(
-                f"TreeNet found no layer that gives the output of {type(network).__name__}; name layers of the branches with branches=, or where "
-                "they start with start=."
+                f"TreeNet found no layer that gives the output of {type(network).__name__}; name layers of the branches with start= or branches=."
             )
         patterns = self.branches or (ends[-1][0],)
         roots = fitting([n for n in names if n], patterns, "branches")

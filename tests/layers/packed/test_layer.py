@@ -113,7 +113,7 @@ def test_other_layers_are_refused_by_name():
 
 def test_rows_that_cannot_be_split_are_refused():
     layer: Any = packed([nn.Linear(2, 2) for _ in range(3)])
-    with pytest.raises(ConversionError, match=r"3 members was given 4 rows.*member \* batch"):
+    with pytest.raises(ConversionError, match="3 members was given 4 rows"):
         layer(torch.ones(4, 2))
 
 

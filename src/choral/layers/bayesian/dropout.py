@@ -87,8 +87,7 @@ def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
         grown = [i for i, (a, b) in enumerate(zip(two, three)) if a != b]
         if len(two) == len(three) and len(grown) == 1 and layer.rows.setdefault(len(two), grown[0]) != grown[0]:
             raise ConversionError(
-                f"{layer} is called on tensors that have their rows on different axes ({tuple(two)} for two rows), so it cannot "
-                "draw the same for all rows; use a layer of its own in each place."
+                f"{layer} is called with its rows on different axes ({tuple(two)} for two rows); use a layer of its own in each place."
             )
 
 

@@ -45,9 +45,7 @@ def unfold(x: Tensor, members: int) -> Tensor:
     rows = now().rows or 1
     if x.shape[0] % (members * rows):
         raise CutError(
-            f"a layer for {members} members was given {x.shape[0]} rows; its input is (member * batch, ...), here {members} * {rows} rows or a multiple: "
-            "forward code takes a part of the batch, chunks of it, say, which belongs to some members only; use kernel='loop' where the method "
-            "has it, or another method."
+            f"a layer for {members} members was given {x.shape[0]} rows, not {members} * {rows}: forward code takes a part of the batch; use kernel='loop'."
         )
     return x.unflatten(0, (members, -1))
 

@@ -78,8 +78,7 @@ class Narrowing:
         rule = next((rule for kinds, rule in _RULES if isinstance(layer, kinds)), None)
         if rule is not None and parametrize.is_parametrized(layer):
             raise ConversionError(
-                f"layer {name!r} ({type(layer).__name__}) has parametrized weights, which have no width of their own; "
-                "remove the parametrization (torch.nn.utils.parametrize.remove_parametrizations) before converting."
+                f"layer {name!r} ({type(layer).__name__}) has parametrized weights; use torch.nn.utils.parametrize.remove_parametrizations first."
             )
         made = None if rule is None else rule(self, name, layer, place)
         if made is not None and not place.last:
@@ -109,8 +108,7 @@ class Narrowing:
         new = self._stacked[id(plain)][1]
         if new.shape[1:] != torch.Size(shape):
             raise ConversionError(
-                f"parameter {name!r} of {layer} is tied to another of shape {tuple(new.shape[1:])} in a member, but here it "
-                f"would be {tuple(shape)}; untie the two before converting."
+                f"{name!r} of {layer} is tied to a tensor of shape {tuple(new.shape[1:])} in a member, and would be {tuple(shape)}; untie the two."
             )
         setattr(layer, name, new)
 
@@ -191,8 +189,7 @@ def _convolution(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module
     groups = inputs if depthwise else layer.groups
     if inputs % groups or outputs % groups:
         raise ConversionError(
-            f"layer {name!r} has {layer.groups} groups, but {inputs} input and {outputs} output channels in a member; "
-            f"choose width and members so that {groups} divides both."
+            f"layer {name!r} has {layer.groups} groups, but {inputs} input and {outputs} output channels in a member; choose width and members to fit."
         )
     g, why = (1, "") if depthwise else n.gamma(inputs, outputs, groups, place)
     n.note(name, layer, plain, (inputs, outputs), subgroups=g, remark=why)
@@ -243,8 +240,7 @@ def _embedding(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
 def _attention(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     if place.first or place.last:
         raise ConversionError(
-            f"layer {name!r} (MultiheadAttention) reads the input or gives the output, so its width cannot be split among "
-            "members; put a linear map before and after it."
+            f"layer {name!r} (MultiheadAttention) reads the input or gives the output; put a linear map before and after it."
         )
     width, inner = layer.embed_dim, n.scaled(layer.embed_dim)
     heads = layer.num_heads * n.ratio

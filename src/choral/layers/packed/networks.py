@@ -135,8 +135,7 @@ def pack(
     _stack_rest(tree, n, axes or {})
     if subgroups > 1 and all(w.subgroups == 1 for w in n.widths):
         raise ConversionError(
-            f"subgroups={subgroups} has no effect: no inner layer keeps minimum_channels={minimum_channels} input channels in "
-            "each group; use subgroups=1, a larger width, or a smaller minimum_channels."
+            f"subgroups={subgroups} has no effect: no group has minimum_channels={minimum_channels} inputs; lower that, use subgroups=1 or a larger width."
         )
     names = [name for name, _ in (*tree.named_parameters(), *tree.named_buffers())]
     joint = PackedNetwork(tree, members=members, stacked=names, kernel=kernel, own_inputs=own_inputs)
@@ -191,8 +190,7 @@ def _refuse_frozen(network: nn.Module) -> None:
     frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
     if frozen:
         raise ConversionError(
-            f"{', '.join(frozen)}: frozen (requires_grad=False), but packed members are narrower and get weights of their own; "
-            "train these layers too, or use a structure that keeps whole layers (batch_ensemble, masksembles, treenet)."
+            f"{', '.join(frozen)}: frozen, but packed members get weights of their own; train them too, or use batch_ensemble, masksembles or treenet."
         )
 
 

@@ -59,8 +59,7 @@ def named(given: Any) -> Likelihood:
     if isinstance(given, str) and given in known:
         return known[given]()
     raise InputError(
-        f"likelihood is {given!r}; give one of {', '.join(known)}, a Likelihood, or choral.objectives.Loss(function) for a loss of your "
-        f"own.{did_you_mean(str(given), known)}"
+        f"likelihood is {given!r}; give one of {', '.join(known)}, a Likelihood or choral.objectives.Loss(function).{did_you_mean(str(given), known)}"
     )
 
 
@@ -116,6 +115,5 @@ def _gaussian(targets: Tensor, outputs: tuple[int, ...]) -> Likelihood:
     if width == 2 * each:
         return LearnedGaussian()
     raise InputError(
-        f"The network gives {width} outputs for {each} real target(s); a Gaussian likelihood takes {each} (mean) or {2 * each} "
-        "(mean and variance), and class labels must be whole numbers from 0 to the number of outputs. Change the last layer or y."
+        f"The network gives {width} outputs for {each} real target(s); a Gaussian likelihood takes {each} (mean) or {2 * each} (mean and variance)."
     )

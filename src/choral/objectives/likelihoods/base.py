@@ -54,8 +54,7 @@ def aligned(targets: Tensor, means: Tensor) -> Tensor:
         targets = targets.unsqueeze(2)
     if targets.shape != means.shape:
         raise InputError(
-            f"targets are (batch, ...) = {tuple(targets.shape[1:])} and the network predicts {tuple(means.shape[1:])}; make the "
-            "last layer give one mean for each target."
+            f"targets are {tuple(targets.shape[1:])} and the network predicts {tuple(means.shape[1:])}; make the last layer give one mean for each target."
         )
     return targets
 
@@ -69,8 +68,7 @@ def check_real(targets: Tensor, outputs: tuple[int, ...], *, each: int, what: st
     if given[0] != each * shape[0] or given[1:] != shape[1:]:
         wanted = (each * shape[0], *shape[1:])
         raise InputError(
-            f"the network gives outputs of shape {given} for one point and y has targets of shape {shape}; {what} takes "
-            f"{wanted}. Change the last layer, or give the likelihood that fits."
+            f"the network gives outputs of shape {given} for one point and y has targets of shape {shape}; {what} takes {wanted}; change the last layer."
         )
     if targets.is_floating_point() and not torch.isfinite(targets).all():
         raise InputError("y holds NaN or infinite values; fill or drop these rows first.")
@@ -308,8 +306,7 @@ class Loss(Likelihood):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if shape not in ((), (len(few),), (len(few), *outputs)):
             raise InputError(
-                f"the loss {self.function.name} returned {shape} for a batch of {len(few)}; return one number, or one for each "
-                "point of the batch."
+                f"the loss {self.function.name} returned {shape} for a batch of {len(few)}; return one number, or one for each point."
             )
 
     def settled(self, known: Known) -> Self:
@@ -317,8 +314,7 @@ class Loss(Likelihood):
         few = torch.zeros(1, *known.outputs), known.targets[:1].clone()
         if known.weights is not None and not self.function(*few).dim():
             raise InputError(
-                f"the loss {self.function.name} returns one number for a batch, so weights of points cannot be honored; return the "
-                "loss of each point, for example with reduction='none'."
+                f"the loss {self.function.name} returns one number for a batch, so weights of points cannot be honored; use reduction='none'."
             )
         return self
 

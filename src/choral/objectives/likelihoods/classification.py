@@ -207,8 +207,7 @@ class Bernoulli(Likelihood):
         """Refuse targets other than 0 and 1, and shapes that do not fit."""
         if not is_binary(targets):
             raise InputError(
-                "y holds other numbers than 0 and 1, but the likelihood is Bernoulli; give 0 or 1 for each label, or "
-                "likelihood='categorical' for class numbers."
+                "y holds other numbers than 0 and 1, but the likelihood is Bernoulli; give 0 or 1, or likelihood='categorical' for class numbers."
             )
         check_real(targets, outputs, each=1, what="a Bernoulli likelihood")
 

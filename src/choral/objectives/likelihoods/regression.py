@@ -420,8 +420,7 @@ class CountLikelihood(_OfDistribution):
         """Refuse numbers that are no counts, and shapes that do not fit."""
         if not is_whole(targets) or float(targets.min()) < 0:
             raise InputError(
-                f"y runs from {float(targets.min()):g} to {float(targets.max()):g} and is not all whole numbers of 0 or more, but "
-                f"{self.described} is of counts; give counts, or a Gaussian likelihood."
+                f"y from {float(targets.min()):g} to {float(targets.max()):g} is not all counts, but {self.described} is of counts; give a Gaussian likelihood."
             )
         check_real(targets, outputs, each=self.outputs_each, what=self.described)
 
