@@ -161,7 +161,7 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
         (
             Items(),
             1,
-            r"sample_weight=1 is not a part of an item, which is a tuple of 3 parts; sample_weight=2 takes items",
+            r"sample_weight=1 is not a part of an item, which is a tuple of 3 parts; 2 takes items",
         ),
         (TensorDataset(X, X[:, 0]), 2, r"sample_weight=2 is not a part of an item, which is a tuple of 2 parts"),
         (
