@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from tests.test_readme import blocks
+from tests.test_readme import agree, blocks
 
 import choral
 
@@ -91,4 +91,4 @@ def test_the_wheel_holds_what_is_no_code_and_its_version(installed, tmp_path):
 
 @pytest.mark.full
 def test_the_wheel_runs_the_first_snippet_of_the_readme(installed, tmp_path):
-    assert run(installed, tmp_path, blocks("README.md", "python")[0]) == blocks("README.md", "text")[0]
+    agree(run(installed, tmp_path, blocks("README.md", "python")[0]), blocks("README.md", "text")[0])

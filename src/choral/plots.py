@@ -34,7 +34,9 @@ __all__ = [
 ]  # fmt: skip
 
 Ax: TypeAlias = "Axes | None"
-_WORDS = {n: n.upper() for n in ("nll", "ece", "rmse", "mae", "crps", "ood", "auroc")} | {"brier": "Brier score"}
+_WORDS = {n: n.upper() for n in ("nll", "ece", "mce", "kl", "rmse", "mae", "crps", "ood", "auroc")} | {
+    "brier": "Brier score"
+}
 _WORDS |= {"train": "training", "predict": "prediction", "flops": "FLOPs", "c": "corrupted", "95": "95%"}
 MUTED = "#808080"  # diagonals, baselines and other marks that are not data
 

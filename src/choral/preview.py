@@ -69,8 +69,8 @@ def show(
         f"parameters: {found.parameters:,} stored ({found.parameters / whole:.2f} x the plain network's {whole:,})"
     )
     text.append(
-        f"training: {found.train_flops:.3g} FLOPs ({epochs:.1f} epochs of the plain network, {epochs / recipe.epochs:.4f} x its "
-        f"operations in {recipe.epochs}); prediction: {found.predict_flops / max(one.predict(None), 1):.2f} x the plain network"
+        f"training: {found.train_flops:.3g} FLOPs ({epochs:.1f} epochs of the plain network, {epochs / recipe.epochs:.4f} x the "
+        f"FLOPs of {recipe.epochs}); prediction: {found.predict_flops / max(one.predict(None), 1):.2f} x the plain network"
     )
     lacking = warning(recipe.plan, source.points)
     return "\n".join([*text, *([f"warning: {lacking}"] if lacking else [])])

@@ -64,7 +64,7 @@ def test_the_cost_column_of_the_paper_is_the_count_without_the_classifier():
         200 * whole
     )
     assert exact > 0.85
-    assert f"{exact:.4f} x its operations in 200" in text
+    assert f"{exact:.4f} x the FLOPs of 200" in text
 
 
 @pytest.mark.parametrize("name", ["dst", "edst"])
