@@ -239,3 +239,8 @@ def test_there_are_few_public_names():
     assert len(public(Prediction)) <= 20
     ensemble = fitted(LABELS, 3)
     assert len({*public(choral.Ensemble), *(n for n in vars(ensemble) if not n.startswith("_"))}) <= 16
+
+
+def test_help_describes_each_value_of_a_prediction():
+    names = ("mean", "std", "aleatoric_std", "epistemic_std", "probs", "labels", "entropy", "mutual_information")
+    assert len({getattr(choral.Prediction, name).__doc__ for name in names}) == len(names)

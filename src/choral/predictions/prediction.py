@@ -286,8 +286,9 @@ class _Shown(property):
     """A tensor of the distribution in the shape of y; its own name there, or the name of a variance whose root it is."""
 
     def __init__(self, doc: str, of: str = "", *, root: bool = False):
-        super().__init__(self._get, doc=doc)
+        super().__init__(self._get)
         self._of, self._root = of, root
+        self.__doc__ = doc  # given to property, it would stay behind that of this class
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
