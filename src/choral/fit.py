@@ -233,11 +233,11 @@ def load(
 
     Args:
         path: the file or folder, or the URL of a run.
-        build: the network factory; not needed for networks of choral's own zoo. Several, for an ensemble of networks that differ.
-        partial: from a run folder where some members are missing or damaged (a branch diverged, a run was interrupted),
-            load the others with a warning instead of refusing.
+        build: the network factory, not needed for networks of `choral.models`; a list, for an ensemble of different networks.
+        partial: if members of a run folder are missing or damaged (a branch diverged, a run was interrupted), load the others
+            with a warning instead of refusing.
         output: the function that picks the networks' output, if `fit` was given one.
-        likelihood: for an ensemble fitted with a `Loss` or likelihood of your own, that one: a file never brings code.
+        likelihood: the likelihood or `Loss` of your own, if the ensemble was fitted with one, since files contain no code.
         check_build: whether a network with other layers, settings or forward code than the one it was fitted with is refused;
             False trusts `build` as long as the weights fit.
     """

@@ -163,7 +163,7 @@ _MARKS = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitild
 
 @dataclass(frozen=True)
 class Comparison:
-    """What several methods measure, and what a report shows beyond that.
+    """The scores of several methods, and what a report shows of them.
 
     Attributes:
         rows: one flat dict for each method; over several seeds, of means.
@@ -193,7 +193,7 @@ class Comparison:
 
     @property
     def findings(self) -> list[str]:
-        """What was found, in words: what to use, then a sentence for each method (`choral.comparison.comparison.findings`)."""
+        """The findings as sentences: which method to use, then one for each method (`choral.comparison.comparison.findings`)."""
         return list(self.details.get("findings", []))
 
     def to_dict(self) -> dict[str, Any]:

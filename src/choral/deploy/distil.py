@@ -33,7 +33,7 @@ def distil(
     temperature: float = 1.0,
     **options: Any,
 ) -> Ensemble:
-    """Train one network to predict what an ensemble predicts; it is an ensemble of one, saved, exported and served like any.
+    """Train one network to reproduce the predictions of an ensemble; the result is an ensemble of one member.
 
     >>> from choral import fit
     >>> x, y = torch.randn(64, 4), torch.arange(64) % 3
@@ -41,17 +41,17 @@ def distil(
     >>> distil(teacher, lambda: nn.Linear(4, 3), x, progress=False).predict(x).mutual_information.shape
     torch.Size([64])
 
-    The targets are the ensemble's predictions, corrections included: of classes their probabilities, of numbers mean and variance.
+    Its targets are the ensemble's predictions with corrections: probabilities of classes, mean and variance of numbers.
 
     Args:
         ensemble: the teacher.
         build: the network, as in `fit`: one output for each class or label, 3 for each number (mean, aleatoric and epistemic variance).
-        data: inputs as `predict` takes them, or a pair (x, y) as in `fit`, whose labels are not read; more than the ensemble was trained
-            on, where there are any. Random transforms see the targets of inputs as they are.
-        recipe: how the network is trained.
+        data: inputs as `predict` takes them, or a pair (x, y) as in `fit`, whose labels are ignored; preferably with more inputs than
+            the ensemble was trained on. Targets are those of the inputs before random transforms.
+        recipe: the method by which the network is trained.
         split: whether it learns epistemic uncertainty too, by a Dirichlet over class probabilities or a second variance; otherwise
-            everything it says is aleatoric, and numbers take 2 outputs.
-        temperature: by which logits of both are divided in training; above 1, small probabilities count more.
+            all uncertainty is aleatoric, and numbers take 2 outputs.
+        temperature: divides the logits of both in training; above 1, small probabilities count more.
         options: of `fit`: epochs are the recipe's. transforms are the ensemble's unless given; validation is labeled data of its own.
     """
     check_options("distil", ("split", "temperature"), options)

@@ -24,13 +24,13 @@ _FLAVOR = "choral"  # folder within a model of MLflow
 
 @guarded
 def save_pretrained(ensemble: Ensemble, folder: str | Path, *, test: Any = None, data: str = "") -> dict[str, float]:
-    """Write an ensemble as a folder for a model hub, and return what was measured for its card.
+    """Write an ensemble as a folder for a model hub, and return the scores in its model card.
 
     Args:
-        ensemble: any; one of choral's own networks can be loaded without code.
-        folder: made if it is not there; weights, config.json and README.md in it are replaced.
-        test: rows that no member was trained on, (x, y) or a table's data frame, scored by `ensemble.evaluate`; None measures nothing.
-        data: what the training and test rows are and how the test rows were chosen, for the card.
+        ensemble: the ensemble; networks of `choral.models` can be loaded without code.
+        folder: created if needed; weights, config.json and README.md in it are replaced.
+        test: rows that no member was trained on, (x, y) or a table's data frame, scored by `ensemble.evaluate`; None for no scores.
+        data: a description of the training and test rows, and of how the test rows were chosen, for the card.
     """
     x, y = test if isinstance(test, tuple) else (test, None)
     scores = {} if test is None else ensemble.evaluate(x, y)

@@ -23,15 +23,15 @@ OnExisting = Literal["resume", "overwrite", "extend"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Value):
-    """Where and how a run is trained. What a network learns depends on none of it, up to rounding and `time_limit`.
+    """Where and how a run is trained. Up to rounding, and apart from `time_limit`, the members do not depend on it.
 
     Args:
-        device: 'auto' (CUDA, MPS or the CPU, the first that is there), or a device of torch.
+        device: 'auto' (the first available of CUDA, MPS and the CPU), or a device of torch.
         precision: 'fp32', or 'bf16' or 'fp16' by autocast; 'fp16' scales losses, skips steps whose gradients overflow and trains
             members one by one.
         executor: 'sequential', 'vectorized' (members of equal shapes are trained together), or 'auto'.
-        threads: threads of torch's operations; None chooses. A resumed run keeps the number it was begun with.
-        time_limit: seconds after which training ends, at the end of an epoch; members that were not begun are left out. The same
+        threads: threads of torch's operations; None chooses. A resumed run keeps its number.
+        time_limit: seconds after which training ends, at the end of an epoch; members that were not started are left out. The same
             call with a larger limit, or none, continues.
         accumulate: parts of a batch whose gradients are accumulated, for less memory; BatchNorm takes statistics of each part.
         data_parallel: whether the processes of torch's default group (`torchrun`) share every batch; each makes the same call.

@@ -116,7 +116,7 @@ _PRECISIONS: dict[str, torch.dtype | None] = dict.fromkeys(("fp32", "bf16", "fp1
 
 
 class Ensemble:
-    """Trained members and everything needed to predict with them, made by `choral.fit` and `choral.load`."""
+    """Trained members with everything needed to predict, made by `choral.fit` and `choral.load`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Ensemble:
 
     @property
     def task(self) -> str:
-        """What it predicts: 'classification', 'regression', ..."""
+        """The task: 'classification', 'regression', ..."""
         return self.likelihood.prediction.task
 
     @property
@@ -191,9 +191,9 @@ class Ensemble:
 
     @guarded
     def member(self, index: int) -> nn.Module:
-        """Return one member as a plain network of its own, in evaluation mode: it is called, and returns, as the given one.
+        """Return one member as a plain network in evaluation mode, with the inputs and outputs of the given one.
 
-        It returns what it was trained to: logits, or numbers in standardized units where the targets were standardized.
+        Its outputs are those of training: logits, or numbers in standardized units if the targets were standardized.
         """
         if not is_whole(index, 0) or index >= self.members:
             raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
@@ -309,17 +309,17 @@ class Ensemble:
         precision: Precision = "fp32",
         threads: int | None = None,
     ) -> Prediction:
-        """Return what the ensemble predicts for some inputs; may be called from several threads at once.
+        """Return the prediction for some inputs; several threads may call it concurrently.
 
         Args:
             x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them), or a Dataset or DataLoader, also of a stream,
-                whose targets are not looked at; for an ensemble fitted on a table, a pandas data frame with its columns, read as
-                `choral predict` does, or what `ensemble.table.inputs(frame)` makes of it.
-            batch_size: points evaluated at once, at most.
+                whose targets are ignored; for an ensemble fitted on a table, a pandas data frame with its columns, read as
+                `choral predict` does, or the result of `ensemble.table.inputs(frame)`.
+            batch_size: most rows evaluated at once.
             device: where to evaluate; 'auto' is CUDA, MPS or the CPU.
-            precision: 'fp32'; 'bf16' or 'fp16' by autocast; or 'fp64', in which what a row gets differs by less than 1e-12 whatever rows
-                stand beside it, and networks are run one by one.
-            threads: how many torch's operations get during the call; None decides as `choral.fit` does, by the rows too.
+            precision: 'fp32'; 'bf16' or 'fp16' by autocast; or 'fp64', in which the prediction of a row changes by less than
+                1e-12 with the other rows, and networks are run one by one.
+            threads: threads of torch's operations during the call; None decides by the network and the number of rows.
         """
         outputs = self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
         return Prediction(self._corrected(outputs), self._interface.target)
@@ -360,15 +360,14 @@ class Ensemble:
 
     @guarded
     def evaluate(self, x: Any, y: Any = None, *, sample_weight: Any = None, **options: Any) -> dict[str, float]:
-        """Return every score of the predictions of some inputs against their labels or targets.
+        """Return all scores of the predictions for some inputs.
 
-        `choral.comparison.evaluation.evaluate` measures more: costs, calibration curves, strange and corrupted inputs.
+        `choral.comparison.evaluation.evaluate` also measures costs, calibration curves, and out-of-distribution and corrupted inputs.
 
         Args:
             x: inputs, as given to predict.
-            y: their labels or targets, in their own units; of a data frame as its target column has them,
-                which is read if they are left out.
-            sample_weight: a weight for each row, as in `fit`; scores that are no means over rows are then left out.
+            y: their labels or targets; by default the target column of a data frame.
+            sample_weight: a weight for each row, as in `fit`; scores that are not means over rows are then left out.
             options: further arguments of predict.
         """
         y = self._arranged_targets(x, y)
@@ -399,7 +398,7 @@ class Ensemble:
         return digest.hexdigest()
 
     def with_posthoc(self, *values: Correction) -> "Ensemble":
-        """Return the same members with these corrections of `choral.calibration` instead of any there were.
+        """Return the same members with these corrections of `choral.calibration`, in place of earlier ones.
 
         Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets
         (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
@@ -410,17 +409,16 @@ class Ensemble:
 
     @guarded
     def calibrated(self, x: Any, y: Any = None, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
-        """Return the same members with corrections fitted on held-out data (rows no member was trained on), in place of any there were.
+        """Return the same members with corrections fitted on held-out data (rows no member was trained on), in place of earlier ones.
 
-        Weights of members stay (a method that chooses its members has them, and so has the mixture of a table), unless others are asked for.
+        Weights of members, as those of a table's mixture, are kept unless `options` ask for others.
 
         Args:
             x: held-out inputs, as given to predict.
-            y: their labels or targets; of a data frame as its target column has them, which is
-                read if they are left out.
-            batch_size: points evaluated at once.
+            y: their labels or targets; by default the target column of a data frame.
+            batch_size: most rows evaluated at once.
             options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
-                stacking=True, level=0.9; one temperature of the ensemble if nothing is named.
+                stacking=True, level=0.9; by default one temperature of the ensemble.
         """
         y = self._arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
@@ -431,7 +429,7 @@ class Ensemble:
 
     @guarded
     def save(self, path: str | Path) -> None:
-        """Write the whole ensemble into one file: safetensors with a JSON header, nothing that could run."""
+        """Write the ensemble into one file: safetensors with a JSON header, without code."""
         path = Path(path)
         if path.is_dir():
             raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
@@ -442,14 +440,14 @@ class Ensemble:
     def export(self, path: str | Path, x: Any = None, *, with_members: bool = False) -> None:
         """Write one graph that predicts as the ensemble does, without choral or the network's code: .onnx, or .pt2 for torch.export.
 
-        It reads rows as numbers, any number of them, and returns by name what `choral.deploy.export.outputs_of` says: probs or mean,
+        It takes any number of rows as numbers, and returns by name what `choral.deploy.export.outputs_of` lists: probs or mean,
         entropy or std, epistemic, aleatoric, and conformal sets or intervals. Of a table it reads `ensemble.table.read(frame)`, one number
         for each cell. Networks that draw keep the draws of `predict`, with which it is compared before it is written.
 
         Args:
-            path: ends in .onnx or .pt2; written whole or not at all.
-            x: some rows by which the graph is tried, as `predict` takes them, or as the graph reads them; made-up ones if None.
-            with_members: whether what each member predicts is an output too, (row, member, ...).
+            path: ends in .onnx or .pt2; written completely or not at all.
+            x: some rows to test the graph with, as `predict` or as the graph takes them; random ones if None.
+            with_members: whether the predictions of each member are an output too, (row, member, ...).
         """
         table = table_of(self)
         if x is not None and table is not None:

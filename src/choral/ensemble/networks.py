@@ -43,10 +43,10 @@ def ensemble_of(
     output: str | int | Callable[[Any], Tensor] | None = None,
     combine: Combine = "probs",
 ) -> Ensemble:
-    """Return networks trained by any means as an ensemble: predict, calibrate, judge, save and report it.
+    """Return an ensemble of networks that were trained elsewhere, to predict, calibrate, evaluate, save and report it.
 
-    Networks may differ in their layers as long as they read the same inputs and their outputs mean the same. They are copied
-    and put in evaluation mode; yours are not touched.
+    Networks may differ in their layers if they take the same inputs and their outputs mean the same. They are copied, and the
+    copies are put in evaluation mode.
 
     >>> import torch
     >>> nets = [nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2)) for width in (4, 8)]
@@ -56,12 +56,12 @@ def ensemble_of(
 
     Args:
         networks: networks; or, with `build`, their weights as state dicts or paths of .safetensors files.
-        data: a few points (x, y), or what they were trained on: says what the outputs mean, every network is
-            tried on it, and a Gaussian noise that is not given is estimated on it.
-        build: makes the network that state dicts and files belong to.
+        data: some rows (x, y), or the training data, which define the meaning of the outputs; every network is
+            run on them, and a Gaussian noise that is not given is estimated on them.
+        build: returns the network to which state dicts and files belong.
         likelihood: what the outputs mean, as in `choral.fit`.
         transforms: transforms of inputs that the networks expect, as in `choral.fit`.
-        target, output: which part of the data and of what the networks return counts, as in `choral.fit`.
+        target, output: the target in the data, and the output of the networks, as in `choral.fit`.
         combine: how members become one prediction of classes, 'probs', 'logits' or 'vote'.
     """
     if not isinstance(networks, Sequence | nn.ModuleList) or not networks:
@@ -197,7 +197,7 @@ def converted(
     transforms: tuple[Transform, ...] = (),
     seed: int = 0,
 ) -> Converted:
-    """Return a network in the structure of a recipe, with its loss, for a loop of your own; its plan is not used.
+    """Return a network converted to the structure of a recipe, with its loss, for your own loop; the plan is not used.
 
     >>> import torch
     >>> x, y = torch.randn(12, 4), torch.arange(12) % 3
@@ -213,12 +213,12 @@ def converted(
     2
 
     Args:
-        network: a plain network; it is copied, its weights are kept where the structure can keep them.
+        network: a plain network; it is copied, and its weights are kept if the structure allows it.
         recipe: any recipe; its structure and objective are used.
-        data: training data, as in `choral.fit`: says what the outputs mean and how many points there are.
+        data: training data, as in `choral.fit`, which define the meaning of the outputs and the number of rows.
         likelihood: what the outputs mean, as in `choral.fit`.
         transforms: transforms of input batches, as in `choral.fit`.
-        seed: of the conversion and of every draw in the loss.
+        seed: seed of the conversion and of all draws in the loss.
     """
     recipe = recipe_of(recipe)
     if recipe.objective.slots:

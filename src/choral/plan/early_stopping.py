@@ -18,12 +18,12 @@ By = Literal["member", "ensemble"]
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Value):
-    """A number that says how good a prediction is.
+    """A score of predictions.
 
     Args:
         name: what it is called; without a function, one of the scores of a prediction.
         larger_is_better: its direction.
-        function: takes a prediction and its targets, returns the number.
+        function: takes a prediction and its targets, returns the score.
 
     >>> Measure.of("accuracy").larger_is_better, Measure.of("nll").larger_is_better
     (True, False)
@@ -87,17 +87,17 @@ class Measure(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Limited):
-    """End a training phase when held-out points are no longer predicted better, and choose the weights that are kept.
+    """End a training phase when the validation score no longer improves, and choose the weights that are kept.
 
     Args:
         patience: epochs without improvement after which it ends; None never ends it.
-        restore_best: whether the weights that predicted held-out points best are kept; False keeps the last ones.
+        restore_best: whether the weights with the best validation score are kept; False keeps the last ones.
         monitor: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float; None
             for the task's own score: 'pinball' for quantiles, 'loss' for a loss of your own, 'nll' for all others.
-        by: 'member' ends each network by itself; 'ensemble' looks at the mean prediction of all that are trained together, and
+        by: 'member' ends each network separately; 'ensemble' scores the mean prediction of all that are trained together, and
             ends them together.
         min_delta: smallest change that counts as an improvement.
-        every: epochs between two validations; the last epoch has one too.
+        every: epochs between two validations; the last epoch is validated too.
 
     >>> EarlyStopping(patience=5, monitor="rmse").monitor
     Measure(name='rmse', larger_is_better=False, function=None)

@@ -303,15 +303,15 @@ _shown: Any = _Shown  # to a type checker, what it gets
 
 @final
 class Prediction:
-    """What an ensemble predicts for some rows.
+    """The prediction of an ensemble for some rows.
 
     `len(p)` is the number of rows, and `p[3]`, `p[:5]`, `p[mask]` and `p[indices]` are predictions of those rows. All values are tensors whose
     first axis is the rows (the members' axis comes before it in `members`). Numbers have the units and the shape of `y` in `fit`: (n,) for
-    targets (n,), (n, k) for (n, k). What a task does not have raises AttributeError, which names what it has.
+    targets (n,), (n, k) for (n, k). Values that a task does not have raise AttributeError, which names those it has.
 
     Args:
         found: the predictive distribution of all members.
-        target: the shape of one target in `fit`; None leaves every shape as the networks give it.
+        target: the shape of one target in `fit`; None keeps the shapes of the networks' outputs.
     """
 
     __slots__ = ("_found", "_target")
@@ -348,7 +348,7 @@ class Prediction:
 
     @property
     def task(self) -> str:
-        """What is predicted: 'classification', 'regression', 'counts', 'labels', 'quantiles' or 'outputs'."""
+        """The task: 'classification', 'regression', 'counts', 'labels', 'quantiles' or 'outputs'."""
         return self._found.task
 
     mean: Tensor = _shown("Mean of the predictive distribution, in the shape of y.")
@@ -366,7 +366,7 @@ class Prediction:
         """Return the lower and upper ends of the central interval.
 
         Args:
-            level: its probability; None is 0.95, or the outermost of the quantiles that were fitted.
+            level: its probability; None is 0.95, or that between the outermost fitted quantiles.
         """
         low, high = self._task_has("interval").interval(*[] if level is None else [level])
         return self._like_y(low), self._like_y(high)
@@ -400,7 +400,7 @@ class Prediction:
 
     @property
     def members(self) -> Tensor:
-        """What each member predicts (member, row, ...): its mean, probabilities or outputs, averaged over its draws."""
+        """Predictions of each member (member, row, ...): means, probabilities or outputs, averaged over its draws."""
         return self._like_y(self._found.by_member(self._found.member_values), before=2)
 
     def scores(self, y: Any) -> dict[str, float]:

@@ -32,19 +32,19 @@ FEW_STEPS = 100
 class Training(Value):
     """Optimizer, learning rate, batch size and schedule of a training.
 
-    What is left out is chosen for the data and the network (`default_settings`). `training="paper"` gives a recipe the settings of its
+    Settings that are None are chosen for the data and the network (`default_settings`). `training="paper"` gives a recipe the settings of its
     paper instead.
 
     Args:
         lr: peak learning rate; chosen if None.
         optimizer: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
             function of the parameters that returns a torch optimizer. Its learning rate is always the schedule's.
-        batch_size: points in a batch; chosen if None.
+        batch_size: rows in a batch; chosen if None.
         schedule: shape of the learning rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS
             have their own): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), 'linear_drop' (constant
             for 50 %, straight down to a hundredth at 90 %, constant to the end), `choral.plan.Steps(lr, ...)`, or a
             function of the step, or of the step and the number of steps, that returns the rate.
-        end: learning rate at the end of 'cosine'; the other shapes say where they end.
+        end: learning rate at the end of 'cosine'.
     """
 
     lr: float | None = None

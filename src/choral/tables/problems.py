@@ -22,18 +22,18 @@ _OF_CLASSES = ("categorical", "bernoulli", "ordinal")
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns of a table, where they are more than a target and inputs.
+    """The roles of a table's columns.
 
     >>> Columns(drop=["id"], orders={"size": ["small", "large"]}).drop
     ('id',)
 
     Args:
-        target: the one to predict.
-        drop: those that are no inputs.
-        ids: those that are no inputs but shown beside predictions.
+        target: the column to predict.
+        drop: columns that are not inputs.
+        ids: columns that are not inputs but shown next to predictions.
         orders: values from first to last, by column.
-        group: rows with the same value stay together when rows are held out; no input.
-        time: the last rows by this column are held out.
+        group: a column whose equal values are held out together; not an input.
+        time: a column by which the last rows are held out.
     """
 
     target: str | None = None
