@@ -21,7 +21,7 @@ from choral.metrics.regression import interval_coverage, interval_width
 
 
 def conformal_threshold(scores: Tensor, level: float) -> float | None:
-    """Return the ceil((n + 1) level)-th smallest score, or None when n scores are too few to promise that level.
+    """Return the ceil((n + 1) level)-th smallest score, or None if n scores are too few for that level.
 
     A new exchangeable score is at most this with probability at least `level`, and at most level + 1 / (n + 1) when no
     scores are equal.
@@ -43,7 +43,7 @@ def conformal_threshold(scores: Tensor, level: float) -> float | None:
 
 
 def evaluate_sets(sets: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return what prediction sets deliver: coverage, mean_size, and the shares of empty and single sets.
+    """Return coverage and mean_size of prediction sets, and the shares of empty and single ones.
 
     Shapes: sets (batch, class) of booleans, labels (batch,).
 
@@ -64,7 +64,7 @@ def evaluate_sets(sets: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return what intervals deliver: coverage and mean_width. Shapes: all (batch, ...)."""
+    """Return the coverage and mean_width of intervals. Shapes: all (batch, ...)."""
     return {"coverage": interval_coverage(lower, upper, targets), "mean_width": interval_width(lower, upper)}
 
 
@@ -151,7 +151,7 @@ class ConformalQuantile(_Rule):
 def fit_residual_intervals(
     predictions: Tensor, targets: Tensor, *, level: float = 0.9, scales: Tensor | None = None
 ) -> ConformalResidual:
-    """Return intervals around predictions that hold a new target with probability `level`.
+    """Return intervals around predictions that contain a new target with probability `level`.
 
     The score of a held-out row is |target - prediction|, divided by its predicted scale if scales are given: then
     the intervals are wide where the ensemble is unsure.
@@ -177,7 +177,7 @@ def fit_residual_intervals(
 
 
 def fit_quantile_intervals(lower: Tensor, upper: Tensor, targets: Tensor, *, level: float = 0.9) -> ConformalQuantile:
-    """Return a correction of predicted intervals so that they hold a new target with probability `level`.
+    """Return a correction of predicted intervals, after which they contain a new target with probability `level`.
 
     The score of a held-out row is max(lower - target, target - upper): how far outside (or, if negative, inside) it is.
 
@@ -228,7 +228,7 @@ class ConformalLabels(_Rule):
 
 
 def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> ConformalLabels:
-    """Return the rule under which the set of each label holds its true answer with probability `level`.
+    """Return the rule whose set for each label contains its true answer with probability `level`.
 
     Args:
         probs: (batch, label) of held-out rows.
@@ -311,7 +311,7 @@ def fit_conformal_sets(
     randomized: bool = True,
     seed: int = 0,
 ) -> ConformalSets:
-    """Return the rule whose sets hold the true class with probability `level`: APS, or RAPS with a penalty.
+    """Return the rule whose sets contain the true class with probability `level`: APS, or RAPS with a penalty.
 
     Args:
         probs: (batch, class) of held-out rows, from the ensemble as it will be used.

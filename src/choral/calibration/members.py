@@ -47,7 +47,7 @@ class Correction(Value, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Temperature(Correction):
-    """What the logits are divided by.
+    """The number that divides the logits.
 
     Args:
         temperatures: one for all members or one for each member, all positive; 1 changes nothing.
@@ -128,7 +128,7 @@ def fit_temperature(
 
 @dataclass(frozen=True, kw_only=True)
 class StackingWeights(Correction):
-    """How much each member counts in the average.
+    """The weight of each member in the average.
 
     Args:
         weights: one for each member, nothing negative, summing to 1.
@@ -372,7 +372,7 @@ def _shares(weights: Tensor | None, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberSelection(Correction):
-    """Which members to use, in the order they were chosen.
+    """The selected members, in order of selection.
 
     Args:
         indices: places of the chosen members.

@@ -25,7 +25,7 @@ from choral.objectives.limits import POSITIVE, Limited, Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Transform(Value, ABC):
-    """A change of a whole batch of inputs."""
+    """A function of a batch of inputs."""
 
     only_training: ClassVar[bool] = False
     """Whether it is an augmentation, which predictions go without."""

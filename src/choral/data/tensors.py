@@ -383,7 +383,7 @@ def bounds(points: int, batch_size: int, among: Share = (0, 1)) -> list[tuple[in
 
 
 class TensorSource(Source):
-    """Arrays in memory, indexed per batch; images are kept with their channels last, as convolutions like them."""
+    """Arrays in memory, indexed per batch; images are kept in channels-last format, which is faster for convolutions."""
 
     def __init__(self, x: Any, y: Any):
         self.x, self.y = as_inputs(x), as_targets(y)

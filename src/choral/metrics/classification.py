@@ -49,7 +49,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
 
 
 def top_accuracy(probs: Tensor, labels: Tensor, *, k: int = 5) -> float:
-    """Return the share of rows whose label is among the k most probable classes; all of them where there are no more than k.
+    """Return the share of rows whose label is among the k most probable classes (all rows if there are at most k).
 
     >>> top_accuracy(torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), k=2)
     0.5
@@ -98,7 +98,7 @@ def logits_nll(member_logits: Tensor, labels: Tensor, *, weights: Tensor | None 
 
 @dataclass(frozen=True, kw_only=True)
 class ReliabilityTable:
-    """What a reliability diagram draws: one entry for each bin.
+    """The values of a reliability diagram, one entry for each bin.
 
     Args:
         edges: (bins + 1,) borders of the bins from 0 to 1.
@@ -181,7 +181,7 @@ def mce(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0)
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
-    """Return the expected calibration error over bins that hold equally many rows.
+    """Return the expected calibration error over bins of equally many rows.
 
     Rows are sorted by confidence and cut into `bins` runs whose sizes differ by at most one. Arguments as in `ece`.
 
@@ -195,7 +195,7 @@ _MATRIX = 100  # classes of a confusion matrix and of average precisions, at mos
 
 
 def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return how well each class is told, and how well naming the commonest one every time would do.
+    """Return recall and precision of each class, and the accuracy of always predicting the most frequent one.
 
     Keys: counts, recall and precision of each class (None for a class without rows, or never named), balanced_accuracy
     (the mean recall of classes that have rows), majority (the commonest class) and majority_accuracy, and for up to 100 classes
@@ -230,7 +230,7 @@ def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def average_precisions(probs: Tensor, labels: Tensor) -> list[float | None]:
-    """Return how well each class is told from all others: its average precision (scikit-learn's), None for a class without rows.
+    """Return the average precision of each class against all others (scikit-learn's), None for a class without rows.
 
     Unlike accuracy and AUROC it does not look good only because a class is rare: probabilities that say nothing have its share of the rows.
     """

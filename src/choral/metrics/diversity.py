@@ -62,7 +62,7 @@ def mean_of_pairs(matrix: Tensor) -> float:
 
 
 def average_draws(values: Tensor, learners: Sequence[int], *, weights: Tensor | None = None) -> Tensor:
-    """Return each learner's mean over its draws: how different learners are is asked of these, not of single draws.
+    """Return the mean of each member over its draws; diversity is measured between these, not between single draws.
 
     Args:
         values: (draw, ...), of all learners.
@@ -86,7 +86,7 @@ def average_draws(values: Tensor, learners: Sequence[int], *, weights: Tensor | 
 
 
 def disagreement_matrix(member_probs: Tensor) -> Tensor:
-    """Return for each pair of members the share of rows on which they name different classes.
+    """Return for each pair of members the share of rows for which they predict different classes.
 
     Shapes: member_probs (member, batch, class) -> (member, member), symmetric, 0 on the diagonal.
     """
@@ -94,7 +94,7 @@ def disagreement_matrix(member_probs: Tensor) -> Tensor:
 
 
 def disagreement(member_probs: Tensor) -> float:
-    """Return the mean pairwise disagreement of the named classes, from 0 to 1.
+    """Return the mean pairwise disagreement of the predicted classes, from 0 to 1.
 
     Shapes: member_probs (member, batch, class).
 

@@ -142,7 +142,7 @@ def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights:
 def mixture_interval(
     means: Tensor, variances: Tensor, *, level: float, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends of the central interval that holds probability `level` of the mixture.
+    """Return the lower and upper ends of the mixture's central interval of probability `level`.
 
     Shapes: means and variances (member, batch, ...) -> two of (batch, ...).
     """

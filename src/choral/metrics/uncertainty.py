@@ -106,7 +106,7 @@ def max_logit_score(member_logits: Tensor, *, weights: Tensor | None = None) -> 
 def ood_scores(
     member_probs: Tensor, *, member_logits: Tensor | None = None, weights: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Return every score of each row, higher for stranger rows, by name.
+    """Return every score of each row by name, higher for rows less like the training data.
 
     `max_probability`, `entropy`, `mutual_information`, `variation_ratio`, and `max_logit` when logits are given.
 
@@ -146,7 +146,7 @@ def _labeled(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[Any
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
-    """Return the chance that a strange row scores above a familiar one (ties count half): area under the ROC curve.
+    """Return the probability that an out-of-distribution row scores above an in-distribution one (ties count half): the area under the ROC curve.
 
     It is the same whichever set counts as positive.
 
@@ -171,7 +171,7 @@ def aupr(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out") -> fl
 
 
 def fpr95(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out", recall: float = 0.95) -> float:
-    """Return the share of negatives that are taken for positives when 95 % of the positives are found.
+    """Return the false positive rate at a true positive rate of 95 %.
 
     The threshold is the strictest one that finds at least `recall` of the positives.
 
@@ -203,5 +203,5 @@ def evaluate_scores(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
 
 
 def evaluate_ood(scores_in: dict[str, Tensor], scores_out: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Return `evaluate_scores` of every score by name, as `ood_scores` gave them for the familiar and the strange set."""
+    """Return `evaluate_scores` of every score by name, from `ood_scores` of the in-distribution and the out-of-distribution rows."""
     return {name: evaluate_scores(scores_in[name], scores_out[name]) for name in scores_in}
