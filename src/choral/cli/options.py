@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from choral.base.errors import InputError
+from choral.base.text import number
 from choral.cli.output import note, table
 
 _SHOWN = 40  # columns of a table that are listed
@@ -180,7 +181,7 @@ def prepare_fit(
     problem = read_problem(data, reading, quiet=quiet)
     if class_weight is not None:
         problem, each = balanced(problem, class_weight)
-        shown = ", ".join(f"{name} {weight:.4g}" for name, weight in list(each.items())[:_SHOWN])
+        shown = ", ".join(f"{name} {number(weight)}" for name, weight in list(each.items())[:_SHOWN])
         note(f"choral: rows count by their classes: {shown}; probabilities are of classes as common as that.")
     watched = asdict(watching)
     return prepared(problem, **asked, model=reading.model, folds=watched.pop("cv"), **watched, **asdict(settings))

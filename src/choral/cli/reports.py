@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from choral.base.errors import InputError
+from choral.base.text import number
 from choral.cli.options import Json, Saved
 from choral.cli.output import note, say, table, write_json
 from choral.cli.prediction import called, read_rows
@@ -215,7 +216,9 @@ def endings(info: dict[str, Any]) -> list[str]:
         all_of = f"{info['counted']['epochs']:g} epochs were taken in all"
         said.append(f"{len(stopped)} {trainings} stopped early, after {span} epochs; {all_of}.")
     if held:
-        scores = [f"{n} {held['scores'][n]:.4g}" for n in ("rmse", "accuracy", "pinball", "nll") if n in held["scores"]]
+        scores = [
+            f"{n} {number(held['scores'][n])}" for n in ("rmse", "accuracy", "pinball", "nll") if n in held["scores"]
+        ]
         covered = "coverage" in held and f"; intervals or sets of {held['level']:.0%} cover {held['coverage']:.1%}"
         said.append(f"out of fold, over {held['rows']:,} training rows: {', '.join(scores)}{covered or ''}.")
     return said
