@@ -114,7 +114,7 @@ BROKEN = {
     "no.parquet": "no.parquet",
     "folder.csv": "folder",
     "absent.csv": "does not exist",
-    "absent.npz": "does not exist",
+    "absent.npz": "No such file",
     "file.doc": ".csv",
 }
 

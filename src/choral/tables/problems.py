@@ -180,6 +180,4 @@ def _path(data: Any) -> Path:
             f"data is '{path}'; give a pandas data frame, one of {', '.join(BUILT_IN)}, or a file ending in .npz, {', '.join(ENDINGS)}."
             + did_you_mean(str(path), BUILT_IN)
         )
-    if not path.exists():
-        raise InputError(f"{path} does not exist; check the path of the data.")
     return path

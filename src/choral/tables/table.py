@@ -17,8 +17,6 @@ from choral.data.tensors import LARGEST
 from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, ranks_of, spelled
 from choral.tables.reading import Cells, folded
 
-_MOST = 100_000  # columns
-_WIDEST = 10_000_000  # numbers one row becomes
 _FEW = 20  # whole targets with at most this many different values are classes
 _CLASSES = 100  # different numbers that may be asked to be classes
 _WHOLE = re.compile(r"-?\d+")
@@ -54,12 +52,8 @@ class Table(Value):
     def __post_init__(self) -> None:
         if self.task == "classification":
             check_names(self.classes, "the target")
-        names = [c.name for c in self.columns]
-        if len(names) > _MOST or len(set(names)) < len(names) or self.width > _WIDEST:
-            raise InputError(
-                f"a table has {len(names):,} columns, {len(set(names)):,} of them different, that become {self.width:,} "
-                f"numbers; at most {_MOST:,} different ones and {_WIDEST:,} numbers are read."
-            )
+        if self.columns:
+            check_names(tuple(c.name for c in self.columns), "the header")
 
     @property
     def left_out(self) -> tuple[str, ...]:
