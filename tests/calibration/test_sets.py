@@ -117,3 +117,9 @@ def test_random_shares_are_even_and_unlike_those_of_neighbors() -> None:
     assert (torch.histc(shares, 20, 0, 1) / 1_000 - 1).abs().max() < 0.12
     for other in (others, seeded, probs[:, :1]):
         assert abs(float(torch.corrcoef(torch.cat([shares, other], 1).T)[0, 1])) < 0.03
+
+
+def test_a_threshold_of_one_takes_every_class_whatever_float32_rounds():
+    probs = (3 * torch.randn(500, 10, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    assert not bool((probs.double().sum(-1) == 1).all())
+    assert bool(ConformalSets(threshold=1.0, level=0.9, randomized=False).apply(probs).all())

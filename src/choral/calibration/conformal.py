@@ -68,10 +68,6 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
     return {"coverage": interval_coverage(lower, upper, targets), "mean_width": interval_width(lower, upper)}
 
 
-_ROUNDING = 1e-6
-"""Scores so little above a threshold are at it: probabilities in float32 sum to 1 within about as much, so that a threshold of 1 takes all."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Conformal(Correction):
     """A rule that predictions keep for their conformal intervals or sets, and the level that it promises.
@@ -224,7 +220,7 @@ class ConformalLabels(_Rule):
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
         """Return whether no and yes are in the set of each label, without draws. Shapes: probs (batch, label) -> (batch, label, 2)."""
-        return torch.stack([double(probs), 1 - double(probs)], -1) <= self._row(probs).unsqueeze(-1) + _ROUNDING
+        return torch.stack([double(probs), 1 - double(probs)], -1) <= self._row(probs).unsqueeze(-1)
 
 
 def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> ConformalLabels:
@@ -271,14 +267,16 @@ class ConformalSets(Conformal):
 
     def inside(self, probs: Tensor, shares: Tensor | float) -> Tensor:
         """Return the sets of float64 probabilities whose last class counts with these shares of its probability (batch, 1)."""
-        return probs >= 0 if self.threshold is None else self.scores(probs, shares) <= self.threshold + _ROUNDING
+        return probs >= 0 if self.threshold is None else self.scores(probs, shares) <= self.threshold
 
     def scores(self, probs: Tensor, shares: Tensor | float) -> Tensor:
         """Return the score of every class (batch, class): the probability of all likelier ones, a share of its own, the penalty."""
         ordered, order = probs.sort(dim=-1, descending=True)
         ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype, device=probs.device)
         penalties = self.penalty * (ranks - self.free_classes).clamp_min(0.0)
-        scores = ordered.cumsum(-1) - ordered + shares * ordered + penalties
+        sums = ordered.cumsum(-1)
+        sums = sums / sums[..., -1:]  # that of all classes is 1 to the last bit: a threshold of 1 takes them all
+        scores = sums - (1 - shares) * ordered + penalties
         return torch.zeros_like(scores).scatter(-1, order, scores)
 
 
