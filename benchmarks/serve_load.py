@@ -2,7 +2,8 @@
 
     python benchmarks/serve_load.py [--seconds 60] [--clients 16]   # choral[onnx,serve], litserve, tritonclient[http]
 
-Both servers get the same requests of one row as JSON from so many connections of one client. Writes results/serve_load.json.
+Both servers get the same requests of one row as JSON from so many connections of one client. On a machine with other work, rates depend on how
+many processes a server has; `processor_ms_per_request` is what it takes itself. Writes results/serve_load.json.
 """
 
 import argparse
@@ -91,6 +92,12 @@ async def asked(reader: Any, writer: Any, request: bytes) -> int:
     return int(head[9:12])
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a server has taken, its children included."""
+    process = psutil.Process(pid)
+    return sum(sum(p.cpu_times()[:2]) for p in (process, *process.children(recursive=True)))
+
+
 async def load(request: bytes, seconds: float, clients: int, pid: int) -> dict[str, Any]:
     """Ask for so long from so many connections; return rates, times, statuses and the memory of a process on the way."""
     times, statuses, memory, end = list[float](), Counter[int](), list[float](), time.monotonic() + seconds
@@ -107,9 +114,12 @@ async def load(request: bytes, seconds: float, clients: int, pid: int) -> dict[s
             memory.append(psutil.Process(pid).memory_info().rss / 2**20)
             await asyncio.sleep(seconds / 13)
 
+    before = processor_seconds(pid)
     await asyncio.gather(watch(), *(client() for _ in range(clients)))
+    each = 1000 * (processor_seconds(pid) - before) / len(times)
     p50, p99 = (round(float(np.quantile(times, q)) * 1000, 2) for q in (0.5, 0.99))
     found = {"requests_per_second": round(len(times) / seconds, 1), "p50_ms": p50, "p99_ms": p99}
+    found["processor_ms_per_request"] = round(each, 3)
     return found | {"statuses": {str(c): n for c, n in statuses.items()}, "memory_mb": [round(m) for m in memory]}
 
 

@@ -1,4 +1,4 @@
-"""A large parquet file is predicted chunk by chunk, with what it gives as a whole."""
+"""A large table is predicted chunk by chunk, with what it gives as a whole."""
 
 import contextlib
 
@@ -41,6 +41,27 @@ def test_chunks_give_what_the_whole_file_gives(houses, monkeypatch):
         "parts.parquet",
         "whole.parquet",
     ]
+
+
+@pytest.mark.parametrize("ends", [".csv", ".tsv.gz"])
+def test_text_too_and_the_other_way_round(ends, houses, monkeypatch):
+    frame = pd.read_parquet(houses / "new.parquet").drop(columns="price").assign(code="007")
+    frame["town"] = frame["town"].replace("Kiel", "Köln")
+    frame.to_csv(houses / f"new{ends}", index=False, sep="\t" if "tsv" in ends else ",", encoding="cp1252")
+    call = ["predict", houses / "houses.choral", "--keep-columns"]
+    choral(*call, houses / f"new{ends}", "--out", houses / f"whole{ends}")
+    monkeypatch.setattr(stream, "CHUNK", 16)
+    monkeypatch.setattr(stream, "LARGE", 100)
+    seen, write = [], stream.write_bytes
+    monkeypatch.setattr(stream, "write_bytes", lambda path, content: (seen.append(path.name), write(path, content)))
+    choral(*call, houses / f"new{ends}", "--out", houses / f"parts{ends}")
+    assert len(seen) == 5
+    read = {"sep": "\t" if "tsv" in ends else ",", "dtype": {"code": str}}
+    expected = pd.read_csv(houses / f"whole{ends}", **read)
+    assert expected["code"].tolist() == ["007"] * 60
+    pd.testing.assert_frame_equal(pd.read_csv(houses / f"parts{ends}", **read), expected, rtol=1e-5)
+    choral(*call, houses / f"new{ends}", "--out", houses / "parts.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(houses / "parts.parquet"), expected, check_dtype=False, rtol=1e-5)
 
 
 def test_a_mistake_leaves_no_file(houses, monkeypatch):
@@ -92,5 +113,5 @@ def test_columns_that_begin_without_values_keep_their_type(tmp_path):
         tell=lambda *numbers: told.append(numbers),
     )
     assert rows == 70_010
-    assert told == [(stream.CHUNK, rows), (rows, rows)]
+    assert told == [(stream.CHUNK,), (rows,)]
     assert pd.read_parquet(tmp_path / "out.parquet")["a"].tolist()[-1] == "word"

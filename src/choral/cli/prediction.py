@@ -74,7 +74,7 @@ def predict(
 
 
 def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everything: bool) -> int:
-    """Write the predictions of a large parquet file chunk by chunk; the same command goes on after a kill."""
+    """Write the predictions of a large table chunk by chunk; the same command goes on after a kill."""
     import pandas as pd
 
     from choral.deploy.stream import by_chunks
@@ -83,18 +83,19 @@ def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everyt
     told = [time.monotonic()]
 
     def made(frame: Any, first: int) -> Any:
-        frame = frame.set_axis([str(name).strip() for name in frame.columns], axis=1)
         with called(data):
             own = loaded._predictive(frame).columns()
         beside = _beside(loaded, frame, data, ids, ("row", *own), everything=everything, tell=first == 0)
         return pd.DataFrame({"row": range(first, first + len(frame))} | beside | own)
 
-    def tell(done: int, rows: int) -> None:
+    def tell(done: int) -> None:
         if time.monotonic() - told[0] > _TOLD:
             told[0] = time.monotonic()
-            note(f"choral: {done:,} of {rows:,} rows; if this is stopped, the same command goes on")
+            note(f"choral: {done:,} rows; if this is stopped, the same command goes on")
 
-    return by_chunks(data, out, made, key=f"{loaded._digest} {ids} {everything}", tell=tell)
+    name, key = out.name.lower(), f"{loaded._digest} {ids} {everything}"
+    encode = None if name.endswith(".parquet") else lambda found, first: _encoded(name, found, header=first)
+    return by_chunks(data, out, made, key=key, tell=tell, encode=encode)
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def _check_out(path: Path, data: Path, ensemble: Path) -> None:
         )
 
 
-def _encoded(name: str, found: Any) -> bytes:
+def _encoded(name: str, found: Any, *, header: bool = True) -> bytes:
     """Return predictions as bytes of the kind of file that a name ends in; nothing in text is a formula to a spreadsheet."""
     held, safe = io.BytesIO(), found.rename(columns=plain_cell).map(plain_cell)
     if name.endswith(".json"):
@@ -134,7 +135,8 @@ def _encoded(name: str, found: Any) -> bytes:
         safe.to_excel(held, index=False)
     else:
         packed = {"method": "gzip", "mtime": 0} if name.endswith(".gz") else None
-        safe.to_csv(held, index=False, sep="\t" if ".tsv" in name else ",", lineterminator="\n", compression=packed)
+        mark = "\t" if ".tsv" in name else ","
+        safe.to_csv(held, index=False, header=header, sep=mark, lineterminator="\n", compression=packed)
     return held.getvalue()
 
 

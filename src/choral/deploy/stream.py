@@ -1,4 +1,4 @@
-"""A large parquet file made into another, chunk by chunk: the memory of one chunk, and a run that was killed goes on where it stopped."""
+"""A large table made into predictions chunk by chunk: the memory of one chunk, and a run that was killed goes on where it stopped."""
 
 import io
 import json
@@ -9,15 +9,21 @@ from typing import Any
 
 from choral.base.errors import InputError
 from choral.engine.files import write_bytes
+from choral.tables.reading import ending, read_chunks
 
 CHUNK = 1 << 16
-"""Rows read, predicted and written at once; files of fewer are read whole."""
+"""Rows read, predicted and written at once; parquet files of fewer are read whole."""
+LARGE = 1 << 24
+"""Bytes of a file of text above which it is read by chunks."""
 
 
 def is_large(data: Path, out: Path | None) -> bool:
-    """Return whether both files are parquet and the first has more rows than a chunk."""
-    if out is None or not all(path.name.lower().endswith(".parquet") for path in (data, out)) or not data.is_file():
+    """Return whether both files can be read and written by chunks, and the first is large."""
+    kinds = [".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz"]
+    if out is None or not data.is_file() or not {ending(data), ending(out)} <= {*kinds}:
         return False
+    if ending(data) != ".parquet":
+        return data.stat().st_size > LARGE
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -28,9 +34,15 @@ def is_large(data: Path, out: Path | None) -> bool:
 
 
 def by_chunks(
-    data: Path, out: Path, make: Callable[[Any, int], Any], *, key: str, tell: Callable[[int, int], None]
+    data: Path,
+    out: Path,
+    make: Callable[[Any, int], Any],
+    *,
+    key: str,
+    tell: Callable[[int], None],
+    encode: Callable[[Any, bool], bytes] | None = None,
 ) -> int:
-    """Write what is made of each chunk of a parquet file into another one, whole or not at all; return the number of rows.
+    """Write what is made of each chunk of a table into another one, whole or not at all; return the number of rows.
 
     Chunks that are done stand in a folder beside `out` until all are. The same call goes on with them; one for other data, or
     another key, starts again.
@@ -40,7 +52,8 @@ def by_chunks(
         out: the file that is written.
         make: called with a chunk as a data frame and the number of its first row; returns the data frame to write.
         key: says what is made, such as the digest of an ensemble and the columns that are asked for.
-        tell: called after every chunk with the rows that are done and all rows.
+        tell: called after every chunk with the rows that are done.
+        encode: returns a data frame as lines of text, with a header or without; None for parquet.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -53,15 +66,14 @@ def by_chunks(
         write_bytes(folder / "about.json", about)
     parts, done = list[Path](), 0
     try:
-        with parquet.ParquetFile(data, pre_buffer=False) as file:  # which would hold all that was read
-            for batch in file.iter_batches(CHUNK):
-                parts.append(folder / f"{len(parts):06d}.parquet")
-                if not parts[-1].exists():
-                    held = io.BytesIO()
-                    parquet.write_table(pa.Table.from_pandas(make(batch.to_pandas(), done), preserve_index=False), held)
-                    write_bytes(parts[-1], held.getvalue())
-                done += batch.num_rows
-                tell(done, file.metadata.num_rows)
+        for frame in read_chunks(data, CHUNK):
+            parts.append(folder / f"{len(parts):06d}.parquet")
+            if not parts[-1].exists():
+                held = io.BytesIO()
+                parquet.write_table(pa.Table.from_pandas(make(frame, done), preserve_index=False), held)
+                write_bytes(parts[-1], held.getvalue())
+            done += len(frame)
+            tell(done)
     finally:
         if not any(folder.glob("*.parquet")):  # nothing to go on with
             shutil.rmtree(folder)
@@ -73,9 +85,15 @@ def by_chunks(
         raise InputError(
             f"a column of {data} has other types further down ({str(error)[:200]}); give it one."
         ) from error
-    with parquet.ParquetWriter(folder / "whole", schema) as writer:
-        for part in parts:
-            writer.write_table(parquet.read_table(part).cast(schema))
-    (folder / "whole").replace(out)
+    whole, tables = folder / "whole", (parquet.read_table(part).cast(schema) for part in parts)
+    if encode is None:
+        with parquet.ParquetWriter(whole, schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+    else:
+        with whole.open("wb") as file:
+            for number, table in enumerate(tables):
+                file.write(encode(table.to_pandas(), number == 0))
+    whole.replace(out)
     shutil.rmtree(folder)
     return done

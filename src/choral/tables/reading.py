@@ -3,10 +3,13 @@
 Text is parsed on the different values of a column, never cell by cell.
 """
 
+import codecs
 import csv
 import re
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,24 +53,55 @@ def read_table(path: Path) -> Any:
         raise InputError(f"{path} is not a table choral reads; give a file ending in {', '.join(ENDINGS)}.")
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path of the table.")
-    try:
+    with _parsing(path, kind):
         import pandas as pd
 
         if kind == ".parquet":
             frame, said = pd.read_parquet(path), ""
         else:
             frame, said = _first_sheet(path) if kind == ".xlsx" else _text(path, kind)
+    if said:
+        warn(f"{path} is read {said}.")
+    return _named(frame, path)
+
+
+def read_chunks(path: Path, rows: int) -> Iterator[Any]:
+    """Yield what `read_table` returns of a .parquet file or one of text, so many rows at a time."""
+    kind = ending(path)
+    with _parsing(path, kind):
+        if kind == ".parquet":
+            from pyarrow import parquet
+
+            with parquet.ParquetFile(path, pre_buffer=False) as file:  # which would hold all that was read
+                for batch in file.iter_batches(rows):
+                    yield _named(batch.to_pandas(), path)
+        else:
+            frames, said = _text(path, kind, rows)
+            if said:
+                warn(f"{path} is read {said}.")
+            for frame in frames:
+                yield _named(frame, path)
+
+
+def _named(frame: Any, path: Path) -> Any:
+    return as_frame(frame.set_axis([str(name).strip() for name in frame.columns], axis=1), str(path))
+
+
+@contextmanager
+def _parsing(path: Path, kind: str) -> Iterator[None]:
+    """Turn the errors of parsers into ours."""
+    try:
+        yield
     except ImportError as error:
         need = error.name or "pandas"
         raise InputError(f"reading {path} needs {need}; install it: pip install 'choral[tables]' {need}.") from error
+    except InputError:
+        raise
     except Exception as error:  # parsers fail in ways of their own
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(
             f"{path} cannot be read as a {kind} table: {reason}; correct it, or remove lines above the header."
         ) from error
-    if said:
-        warn(f"{path} is read {said}.")
-    return as_frame(frame.set_axis([str(name).strip() for name in frame.columns], axis=1), str(path))
 
 
 def _first_sheet(path: Path) -> tuple[Any, str]:
@@ -80,14 +114,21 @@ def _first_sheet(path: Path) -> tuple[Any, str]:
     return frame, f"from the first of {len(sheets)} sheets, {short(str(sheets[0]))!r}" if len(sheets) > 1 else ""
 
 
-def _text(path: Path, kind: str) -> tuple[Any, str]:
-    """Return a file of text, typed by pandas, and what to say about it; the header line says what separates cells."""
+def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
+    """Return a file of text, typed by pandas, and what to say about it; the header line says what separates cells.
+
+    `rows` makes it an iterator of frames of so many rows, each typed by itself.
+    """
     import gzip
 
     import pandas as pd
 
     packed, usual = kind.endswith(".gz"), "\t" if kind.startswith(".tsv") else ","
-    with gzip.open(path) if packed else path.open("rb") as file:
+
+    def opened() -> Any:
+        return gzip.open(path) if packed else path.open("rb")
+
+    with opened() as file:
         begin = file.read(1 << 16)
     encodings = ["utf-16"] if begin[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8-sig", "cp1252", "latin-1"]
     sample = begin.decode(encodings[0], errors="replace").lstrip()
@@ -98,19 +139,39 @@ def _text(path: Path, kind: str) -> tuple[Any, str]:
     options: dict[str, Any] = {"sep": mark, "decimal": "," if comma else ".", "compression": "gzip" if packed else None}
     options |= {"keep_default_na": False, "na_values": _EMPTY, "skipinitialspace": True}
     options |= {"index_col": False, "low_memory": False, "dtype": _codes(sample, mark)}
-    for encoding in encodings:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", pd.errors.ParserWarning)  # of lines that lose their last cells
-                frame = pd.read_csv(path, encoding=encoding, **options)
-            break
-        except UnicodeDecodeError:
-            if encoding == encodings[-1]:
-                raise
-    frame.attrs[_NOTES] = (2, None if mark == "," else comma)
+    encoding = next(name for name in encodings if name == encodings[-1] or _is_encoded(opened(), name))
+
+    def strict(read: Any) -> Any:
+        """Return what a call reads, with the lines that it stands in."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # of lines that lose their last cells
+            frame = read()
+        frame.attrs[_NOTES] = (frame.index[0] + 2 if len(frame) else 2, None if mark == "," else comma)
+        return frame
+
+    def frames(reader: Any) -> Iterator[Any]:
+        with reader, suppress(StopIteration):
+            while True:
+                yield strict(reader.__next__)
+
+    if rows is None:
+        found = strict(lambda: pd.read_csv(path, encoding=encoding, **options))
+    else:
+        found = frames(pd.read_csv(path, encoding=encoding, chunksize=rows, **options))
     said = [f"with {_MARKS[mark]} between its cells{' and decimal commas' * comma}"] if mark != usual else []
     said += [f"as {encoding} (Western European), since it is not UTF-8"] if encoding != encodings[0] else []
-    return frame, " and ".join(said)
+    return found, " and ".join(said)
+
+
+def _is_encoded(file: Any, encoding: str) -> bool:
+    """Return whether all bytes of a file, which is closed, are text in an encoding."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    with file, suppress(UnicodeDecodeError):
+        while block := file.read(1 << 20):
+            decoder.decode(block)
+        decoder.decode(b"", True)
+        return True
+    return False
 
 
 def _codes(sample: str, mark: str) -> dict[str, type]:
