@@ -32,6 +32,7 @@ def test_chunks_give_what_the_whole_file_gives(houses, monkeypatch):
     call = ["predict", houses / "houses.choral", houses / "new.parquet", "--keep-columns", "--out"]
     choral(*call, whole)
     monkeypatch.setattr(stream, "CHUNK", 16)
+    monkeypatch.setattr(stream, "LARGE", 100)
     assert "60 predictions written" in choral(*call, parts).stderr
     found, expected = pd.read_parquet(parts), pd.read_parquet(whole)
     pd.testing.assert_frame_equal(found, expected, check_dtype=False, rtol=1e-5)
@@ -66,6 +67,7 @@ def test_text_too_and_the_other_way_round(ends, houses, monkeypatch):
 
 def test_a_mistake_leaves_no_file(houses, monkeypatch):
     monkeypatch.setattr(stream, "CHUNK", 16)
+    monkeypatch.setattr(stream, "LARGE", 100)
     pd.read_parquet(houses / "new.parquet").drop(columns="size").to_parquet(houses / "less.parquet")
     done = choral("predict", houses / "houses.choral", houses / "less.parquet", "--out", houses / "p.parquet", expect=2)
     assert "has no column 'size'" in sentence(done)
@@ -75,6 +77,7 @@ def test_a_mistake_leaves_no_file(houses, monkeypatch):
 def test_a_killed_run_goes_on_and_another_one_starts_again(houses, monkeypatch):
     call = ["predict", houses / "houses.choral", houses / "new.parquet", "--out", houses / "p.parquet"]
     monkeypatch.setattr(stream, "CHUNK", 16)
+    monkeypatch.setattr(stream, "LARGE", 100)
     made, write = [], stream.write_bytes
 
     def dying(path, content):

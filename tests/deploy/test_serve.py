@@ -145,7 +145,7 @@ BAD = [
     ({"inputs": [tensor([["a", "b", "c"]])]}, 422),
     ({"inputs": [tensor([[None, 1, 2]])]}, 422),
     ({"inputs": [tensor([[1, 2, {}]])]}, 422),
-    (b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [NaN, 1, 2]}]}', 400),
+    (b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [NaN, 1, 2]}]}', 422),
     (b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1e999, 1, 2]}]}', 422),
     ({"inputs": [tensor([[1e39, 1, 2]])]}, 422),
     ({"inputs": [tensor(["a" * 100_000, *[""] * 1_000_000], shape=[1, 3])]}, 422),  # 400 GB as an array of text

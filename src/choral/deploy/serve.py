@@ -266,12 +266,8 @@ class Batcher:
 
 def read_json(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body; Refusal for anything else."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"it has no {constant}; null is no value")
-
     with _refused(400, "the body is no JSON ({}).", ValueError):
-        content = json.loads(body, parse_constant=refuse)
+        content = json.loads(body)
     if not isinstance(content, dict):
         raise Refusal(400, f"the body is a JSON {type(content).__name__}; give an object.")
     return content
@@ -368,15 +364,10 @@ def inference(model: Model, asked: dict[str, Any], found: Arrays) -> tuple[bytes
     answer: dict[str, Any] = {"model_name": model.name, "model_version": "1", "outputs": outputs}
     if "id" in asked:
         answer["id"] = str(asked["id"])[:200]
-    text = _text(answer)
+    text = json.dumps(answer).encode()
     if not parts:
         return text, {"content-type": "application/json"}
     return b"".join([text, *parts]), {"content-type": "application/octet-stream", _LENGTH: str(len(text))}
-
-
-def _text(content: Any) -> bytes:
-    """Return JSON; whatever a request had in it is ASCII here."""
-    return json.dumps(content).encode()
 
 
 def plain(value: np.ndarray) -> Any:
@@ -412,8 +403,7 @@ def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
             raise Refusal(422, f"a row lacks {lacking[0]!r}; give each of {', '.join(names[:20])}, null for no value.")
         if any(isinstance(row[n], list | dict) for n in names):
             raise Refusal(422, "a row holds a list or an object; give texts, numbers or null.")
-    wrong = (ChoralError, ValueError, TypeError, OverflowError, ArithmeticError)
-    with _refused(422, "{}", *wrong), warnings.catch_warnings():
+    with _refused(422, "{}", ChoralError, ValueError, TypeError, ArithmeticError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # values that training did not have have a code of their own
         found = model.table.read(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")
     return _accepted(model, {only["name"]: found}, most)
@@ -500,7 +490,7 @@ def application(
 
     def as_json(content: dict[str, Any], status: int = 200) -> Response:
         again = {"retry-after": "1"} if status in (429, 503) else None
-        return Response(_text(content), status, again, "application/json")
+        return Response(json.dumps(content), status, again, "application/json")
 
     @asynccontextmanager
     async def body_of(request: Request) -> AsyncIterator[bytes]:

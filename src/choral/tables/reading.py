@@ -3,8 +3,8 @@
 Text is parsed on the different values of a column, never cell by cell.
 """
 
-import codecs
 import csv
+import io
 import re
 import sys
 import warnings
@@ -76,10 +76,7 @@ def read_chunks(path: Path, rows: int) -> Iterator[Any]:
                 for batch in file.iter_batches(rows):
                     yield _named(batch.to_pandas(), path)
         else:
-            frames, said = _text(path, kind, rows)
-            if said:
-                warn(f"{path} is read {said}.")
-            for frame in frames:
+            for frame in _text(path, kind, rows)[0]:
                 yield _named(frame, path)
 
 
@@ -124,11 +121,8 @@ def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
     import pandas as pd
 
     packed, usual = kind.endswith(".gz"), "\t" if kind.startswith(".tsv") else ","
-
-    def opened() -> Any:
-        return gzip.open(path) if packed else path.open("rb")
-
-    with opened() as file:
+    opened: Any = gzip.open if packed else open
+    with opened(path, "rb") as file:
         begin = file.read(1 << 16)
     encodings = ["utf-16"] if begin[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8-sig", "cp1252", "latin-1"]
     sample = begin.decode(encodings[0], errors="replace").lstrip()
@@ -139,7 +133,7 @@ def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
     options: dict[str, Any] = {"sep": mark, "decimal": "," if comma else ".", "compression": "gzip" if packed else None}
     options |= {"keep_default_na": False, "na_values": _EMPTY, "skipinitialspace": True}
     options |= {"index_col": False, "low_memory": False, "dtype": _codes(sample, mark)}
-    encoding = next(name for name in encodings if name == encodings[-1] or _is_encoded(opened(), name))
+    encoding = next(name for name in encodings if name == encodings[-1] or _is_encoded(opened(path, "rb"), name))
 
     def strict(read: Any) -> Any:
         """Return what a call reads, with the lines that it stands in."""
@@ -165,11 +159,9 @@ def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
 
 def _is_encoded(file: Any, encoding: str) -> bool:
     """Return whether all bytes of a file, which is closed, are text in an encoding."""
-    decoder = codecs.getincrementaldecoder(encoding)()
-    with file, suppress(UnicodeDecodeError):
-        while block := file.read(1 << 20):
-            decoder.decode(block)
-        decoder.decode(b"", True)
+    with suppress(UnicodeDecodeError), io.TextIOWrapper(file, encoding) as text:
+        while text.read(1 << 20):
+            pass
         return True
     return False
 
