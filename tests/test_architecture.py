@@ -54,9 +54,9 @@ BUDGETS = {
     "base": 2208,
     "masks": 702,
     "corruptions": 637,
-    "metrics": 1186,
+    "metrics": 1181,
     "calibration": 789,
-    "predictions": 1525,
+    "predictions": 1521,
     "objectives": 1968,
     "layers": 3685,
     "compaction": 1415,
@@ -72,8 +72,8 @@ BUDGETS = {
     "ensemble": 1339,
     "testing": 339,
     "report": 1000,
-    "comparison": 1130,
-    "sklearn": 638,
+    "comparison": 1117,
+    "sklearn": 634,
     "cli": 1432,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
