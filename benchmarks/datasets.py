@@ -79,6 +79,20 @@ def cifar10() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return images("cifar10")
 
 
+def words() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return x_train, y_train, x_test, y_test: which of 200 words 1,000 and 500 reviews of IMDB end with, as 0 and 1.
+
+    The words are those after the 50 commonest; rows are taken at equal distances, so that both classes are there.
+    """
+    parts = []
+    for split, rows in (("train", 1000), ("test", 500)):
+        ids, y = loaders().imdb(split, 100)
+        chosen = np.linspace(0, len(y) - 1, rows).astype(int)
+        wanted = np.arange(52, 252)  # 0 and 1 are no words
+        parts += [(ids[chosen][:, :, None] == wanted).any(1).astype(np.float32), y[chosen]]
+    return parts[0], parts[1], parts[2], parts[3]
+
+
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 

@@ -58,5 +58,6 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "wide_resnet_dropout": lambda classes: models.wide_resnet(28, 10, classes=classes, dropout=0.3),
     "pyramidnet": lambda classes: pyramidnet(110, 270, classes=classes),
     "resnet20_frn": lambda classes: models.resnet20_frn(classes=classes),
+    "words_mlp": lambda classes: models.mlp(200, classes, hidden=(10,)),
     "cnn_lstm": lambda classes: models.cnn_lstm(classes=classes),
 }

@@ -1,5 +1,6 @@
 """SAE, Sequential Anchored Ensembles: Delaunoy & Louppe, 2021, arXiv:2201.00649."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -54,6 +55,19 @@ def both(data: str, budget: int) -> tuple[Row, ...]:
         Row(label=labels[0], method="anchored", options={"prior_std": of["prior_std"]},
             paper=TABLE_2[data][labels[0]], **common),
         Row(label=labels[1], method="sequential_anchored", options=walking, paper=TABLE_2[data][labels[1]], **common),
+    )  # fmt: skip
+
+
+def words() -> tuple[Row, ...]:
+    """Return both methods at 200 epochs on a small perceptron whose reference can be sampled here (`hmc.py`); rates are those of IMDB."""
+    of = AUTHORS["imdb"]
+    long, short = (replace(of[name], batch_size=32) for name in ("training", "step_training"))
+    common: dict[str, Any] = {"network": "words_mlp", "data": "words", "training": long, "epochs": 200}
+    walking = {"prior_std": of["prior_std"], "step_training": short}
+    return (
+        Row(label="AE, 200", method="anchored", options={"prior_std": of["prior_std"]},
+            paper=TABLE_2["imdb"]["AE, 200"], **common),
+        Row(label="SAE, 200", method="sequential_anchored", options=walking, paper=TABLE_2["imdb"]["SAE, 200"], **common),
     )  # fmt: skip
 
 
@@ -118,6 +132,7 @@ PROTOCOLS = (
         id="sae-t2",
         title="Fidelity to HMC by budget",
         measures=("agreement", "tv", "accuracy"),
+        quick=Scale(rows=words(), epochs=200, seeds=5, hours=0.1, reference=True),
         cpu=Scale(rows=both("imdb", 200), epochs=200, seeds=2, hours=12, reference=True),
         paper=Scale(
             rows=tuple(r for data in AUTHORS for budget in BUDGETS for r in both(data, budget)),
@@ -137,6 +152,7 @@ PROTOCOLS = (
         id="sae-f1",
         title="Restarts against chains",
         measures=("agreement", "accuracy", "losses"),
+        quick=Scale(rows=words(), epochs=200, seeds=1, hours=0.1, reference=True),
         cpu=Scale(rows=both("imdb", 200), epochs=200, seeds=1, hours=0.1, reference=True),
         why="a diagram in the paper; ours has the losses by epoch of the runs of sae-t2",
     ),
