@@ -123,7 +123,7 @@ def corrupted(ensemble: Ensemble, row: Row, scale: Scale) -> dict[str, Any]:
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
         parts = [predicted(ensemble, x, row.draws) for x in severities]
-        table[name] = [brief_of(part, part.targets(trial.corrupted_y), None) for part in parts]
+        table[name] = [brief_of(part, part.targets(y_test[trial.corrupted_rows]), None) for part in parts]
     levels = [
         [severity, *(statistics.mean(cells[i][m] for cells in table.values()) for m in ("accuracy", "ece"))]
         for i, severity in enumerate(scale.severities)

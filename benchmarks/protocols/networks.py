@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
 
 from torch import nn
 
@@ -11,7 +10,7 @@ from choral import models
 from .pyramidnet import pyramidnet
 
 
-def small_cnn(classes: int, width: int = 16) -> nn.Module:
+def small_cnn(classes: int, width: int = 16, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     """Return three convolutions with stride 2 and BatchNorm: what minutes on one core can train."""
     widths = (3, width, 2 * width, 4 * width)
     layers = [
@@ -20,23 +19,17 @@ def small_cnn(classes: int, width: int = 16) -> nn.Module:
         for part in (
             nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(outputs),
-            nn.ReLU(),
+            activation(),
         )
     ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
 
 
-def halved(depth: int, activation: Literal["relu", "silu"] = "relu") -> Callable[[int], nn.Module]:
-    """Return a residual network of width 8 that reads images of half the size: the paper's depth at a quarter of the operations."""
-    return lambda classes: nn.Sequential(
-        nn.AvgPool2d(2), models.resnet_cifar(depth, width=8, classes=classes, activation=activation)
-    )
-
-
 NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "small_cnn": small_cnn,
-    "resnet20_halved": halved(20),
-    "resnet20_halved_silu": halved(20, "silu"),
+    "small_cnn_silu": lambda classes: small_cnn(classes, activation=nn.SiLU),
+    "resnet8_narrow": lambda classes: models.resnet_cifar(8, width=8, classes=classes),
+    "resnet8_narrow_silu": lambda classes: models.resnet_cifar(8, width=8, classes=classes, activation="silu"),
     "small_cnn_double": lambda classes: small_cnn(classes, width=32),
     "lenet_s": lambda classes: models.lenet("S", classes=classes),
     "lenet_m": lambda classes: models.lenet("M", classes=classes),

@@ -14,9 +14,12 @@ from .protocol import Claim, Protocol, Row, Scale, figures
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "quick": {
-        "network": "resnet20_halved", "silu": "resnet20_halved_silu", "points": 4_000, "batch": 32,
-        "kl": 4_000 / 45_000,
+        "network": "small_cnn", "silu": "small_cnn_silu", "points": 4_000, "batch": 32, "kl": 4_000 / 45_000,
         "explore": 7, "exploit": 3, "single": 10, "interval": 30, "draws": 1, "rates": 16,
+    },
+    "quick, ResNet-8": {
+        "network": "resnet8_narrow", "silu": "resnet8_narrow_silu", "points": 2_000, "batch": 32, "kl": 2_000 / 45_000,
+        "explore": 7, "exploit": 3, "single": 10, "interval": 15, "draws": 1, "rates": 32,
     },
     "cpu": {
         "network": "resnet20_narrow", "silu": "resnet20_narrow_silu", "points": 15_000, "batch": 32, "kl": 15_000 / 45_000,
@@ -281,14 +284,20 @@ def faster(scale: str) -> tuple[Row, ...]:
 
 
 def _pair(
-    hours: float, rows: Any, *, paper_hours: float = 200, block: Any = lambda _: (), **options: Any
+    hours: float,
+    rows: Any,
+    *,
+    paper_hours: float = 200,
+    block: Any = lambda _: (),
+    again: tuple[str, ...] = (),
+    **options: Any,
 ) -> dict[str, Any]:
-    """Return the same lines at all scales."""
+    """Return the same lines at all scales, at 'quick' also those of other sizes."""
     few = {"corruptions": options.get("corruptions", ()), "severities": (1, 3, 5), "corrupted_rows": 500}
     shared = {n: v for n, v in options.items() if n != "corruptions"}
+    quick = [r for s in ("quick", *again) for r in (*rows(s), *block(s)) if r.label not in LONG]
     return {
-        "quick": Scale(rows=tuple(r for r in rows("quick") if r.label not in LONG) + block("quick"), epochs=10, hours=0.3,
-                       test_rows=5_000, **shared),
+        "quick": Scale(rows=tuple(quick), epochs=10, hours=0.3, test_rows=5_000, ood="cifar100"),
         "cpu": Scale(rows=rows("cpu") + block("cpu"), epochs=10, hours=hours, **few, **shared),
         "paper": Scale(rows=rows("paper"), epochs=250, hours=paper_hours, gpu=True,
                        corruptions=options.get("corruptions", ()), **shared),
@@ -300,17 +309,18 @@ ORDER = (
     Claim(better="SeBayS-Freeze", worse="BNN"),
     Claim(better="SeBayS-Freeze", worse="SSBNN"),
 )
+EIGHT = ("quick, ResNet-8",)
 THREE = tuple(SEQUENTIAL)
 PROTOCOLS = (
     Protocol(id="sebays-t1", title="ResNet-32 on CIFAR-10", measures=PERCENTS, claims=ORDER,
-             **_pair(6, lambda s: table(s, TABLE_1), corruptions=ALL_CORRUPTIONS, block=faster)),
+             **_pair(6, lambda s: table(s, TABLE_1), corruptions=ALL_CORRUPTIONS, block=faster, again=EIGHT)),
     Protocol(id="sebays-t2", title="ResNet-56 on CIFAR-100", measures=PERCENTS, claims=ORDER[:1] + ORDER[2:],
              paper=Scale(rows=tuple(replace(r, network=r.network.replace("32", "56")) for r in table("paper", TABLE_2, data="cifar100")),
                          epochs=250, hours=400, gpu=True, corruptions=ALL_CORRUPTIONS)),
     Protocol(id="sebays-t3", title="Diversity of members", measures=(*DIVERSITY, "accuracy"),
              claims=(Claim(better="SeBayS-No Freeze", worse="SeBayS-Freeze", measure="disagreement"),),
              why="gates of no freeze are drawn at prediction",
-             **_pair(0.2, lambda s: table(s, TABLE_3, DIVERSE), block=faster)),
+             **_pair(0.2, lambda s: table(s, TABLE_3, DIVERSE), block=faster, again=EIGHT)),
     Protocol(id="sebays-t4", title="AUROC against CIFAR-100", measures=("ood_auroc",), **_pair(0.3, lambda s: table(s, TABLE_4), ood="cifar100"),
              claims=(Claim(better="SeBayS-Freeze", worse="SSBNN", measure="ood_auroc"),
                      Claim(better="BNN Sequential", worse="BNN", measure="ood_auroc"))),
@@ -330,7 +340,7 @@ PROTOCOLS = (
     Protocol(id="sebays-f1", title="Trajectories of members", missing=True, why="needs checkpoints within phases"),
     Protocol(id="sebays-f2", title="Parameters and operations left by epoch", measures=("parameters_remaining", "flops_remaining"), why="from the runs of sebays-t1; the paper's figure has no numbers but 50 % and 65 %",
              **_pair(0.1, lambda s: tuple(sequential(s, label, {"parameters_remaining": 0.5, "flops_remaining": 0.65})
-                                          for label in ("SeBayS-Freeze", "SeBayS-No Freeze")), block=faster)),
+                                          for label in ("SeBayS-Freeze", "SeBayS-No Freeze")), block=faster, again=EIGHT)),
     Protocol(id="sebays-f3", title="Accuracy by ensemble size", measures=("accuracy", "member_accuracy", "curve"),
              why="from the runs of sebays-t5", **_pair(0.2, lambda s: tuple(
                  sequential(s, label, {}, name=f"{label}, M = 10", members=10) for label in THREE))),
