@@ -82,8 +82,8 @@ def main() -> None:
     }
     print(f"accepted {taken:.2f}, of a chain from the others at most {floor}")
     settings = {"hidden": HIDDEN, "prior_std": PRIOR_STD, "chains": CHAINS, "samples": SAMPLES}
-    probs = [[round(p, 4) for p in row] for row in chains.mean(0).tolist()]
-    print(write("hmc_words", {"settings": settings, "accepted": taken, "between_chains": floor, "probs": probs}))
+    positive = " ".join(f"{p:.4f}" for p in chains.mean(0)[:, 1].tolist())
+    print(write("hmc_words", {"settings": settings, "accepted": taken, "between_chains": floor, "positive": positive}))
 
 
 if __name__ == "__main__":

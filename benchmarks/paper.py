@@ -145,8 +145,12 @@ def strange(ensemble: Ensemble, prediction: Predictive, row: Row, scale: Scale) 
 
 def against_reference(prediction: Predictive, data: str) -> dict[str, float]:
     """Return agreement and total variation of the mean prediction and that of Hamiltonian Monte Carlo."""
-    found = measured("hmc_words")["probs"] if data == "words" else datasets.loaders().hmc_reference(data)
-    truth, probs = torch.as_tensor(found).double(), prediction.probs.double()
+    if data == "words":
+        positive = torch.tensor([float(p) for p in measured("hmc_words")["positive"].split()])
+        found = torch.stack([1 - positive, positive], 1)
+    else:
+        found = torch.as_tensor(datasets.loaders().hmc_reference(data))
+    truth, probs = found.double(), prediction.probs.double()
     truth, probs = (p / p.sum(1, keepdim=True) for p in (truth, probs))
     return {"agreement": fidelity.agreement(probs, truth), "tv": fidelity.total_variation(probs, truth)}
 

@@ -9,7 +9,7 @@ from torch import nn
 import choral
 from choral.base.errors import DivergedError
 from choral.comparison.comparison import findings
-from choral.plan import SGD, AdamW
+from choral.plan import SGD, Adam, AdamW
 from choral.plan.schedules import Relative
 from choral.plan.walk import trainings
 from choral.recipes import METHODS, make
@@ -42,7 +42,19 @@ def test_everything_is_settled_before_training_and_the_paper_leaves_nothing_open
     assert all(0 < phase.schedule.rate(0, 10) < 1 and phase.batch_size for phase in trainings(recipe.plan))
     paper = make(name, budget=24, training="paper")
     assert not paper.is_open
-    assert {phase.batch_size for phase in trainings(paper.plan)} <= {128, 256}
+    assert {phase.batch_size for phase in trainings(paper.plan)} <= {128, 155, 256}
+
+
+def test_the_papers_settings_are_those_of_its_experiments():
+    def first(name, **options):
+        return trainings(make(name, training="paper", **options).plan)[0]
+
+    assert (first("emp").optimizer, first("emp").schedule.at(0.5), first("emp").batch_size) == (Adam(), 0.001, 256)
+    packed = first("packed").schedule
+    assert [round(packed.at(done), 5) for done in (0.2, 0.5, 0.7, 0.9)] == [0.1, 0.02, 0.004, 0.0008]
+    long, short = trainings(make("sequential_anchored", epochs=200, training="paper").plan)[:2]
+    assert (long.schedule.at(1.0), short.schedule.at(1.0)) == (pytest.approx(6.03e-5), pytest.approx(1e-4))
+    assert long.optimizer.betas == short.optimizer.betas == (0.8547, 0.9997)
 
 
 def test_a_loader_decides_the_batch_size_that_is_left_open():

@@ -1,5 +1,8 @@
 """Methods whose members share a network, started from trained weights."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch import nn
 from choral import Compute
 from choral.base.errors import InputError, PlanError
 from choral.fit import fit
+from choral.plan import Collect, seq
 from choral.recipes import make
 from choral.testing.problems import CALM, PROBLEMS
 
@@ -188,3 +192,42 @@ def test_biases_of_patched_networks_have_a_precision_of_their_own(name):
     assert float(penalty(params, {}, 0.0)) == pytest.approx(0.5 * (2.0 * 4 + 3.0 * 2 + 3.0))
     with pytest.raises(InputError, match="give both"):
         make(name, bias_precision=3.0)
+
+
+def snapshots(recipe, *phases):
+    """The states after some phases of a recipe, of a network without dropout."""
+    plan = seq(*(one for phase in phases for one in (phase, Collect())))
+    compute = Compute(executor="sequential")
+    return list(fit(trained, data(), replace(recipe, plan=plan), progress=False, compute=compute, seed=0).states())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_alternations_of_emp_move_shared_weights_and_components_in_turn():
+    recipe = make("emp", budget=8, alternations=2, learned=True, training=CALM)
+    reset, *turns = recipe.plan.phases[:5]
+    assert sum(turn.epochs for turn in turns) == 8
+    states = snapshots(recipe, reset, *turns)
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        for name, value in after.params.items():
+            component = "patches." in name or name.endswith("mixing")
+            assert torch.equal(value, before.params[name]) == (component == (number % 2 == 0)), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_members_of_late_phase_are_one_network_until_they_get_factors_of_their_own():
+    recipe = make("late_phase", budget=6, members=3, start=0.5, spread=0.2, training=CALM)
+    reset, early, spread, late = recipe.plan.phases[:4]
+    assert (early.epochs, late.epochs) == (3, 3)
+    _, trained, drawn, done = snapshots(recipe, reset, early, spread, late)
+    own = [
+        name for name, value in trained.params.items() if name.endswith((".r", ".s", ".bias")) and value.shape[0] == 3
+    ]
+    assert any(name.endswith(".bias") for name in own)
+    factors = [name for name in own if not name.endswith(".bias")]
+    for name in own:
+        assert torch.allclose(trained.params[name], trained.params[name][:1].expand_as(trained.params[name]), atol=1e-6)
+    assert all((trained.params[name] == 1).all() for name in factors)
+    moved = torch.cat([(drawn.params[name] - 1).flatten() for name in factors])
+    assert moved.std().item() == pytest.approx(0.2, rel=0.3)
+    assert all(torch.equal(v, drawn.params[n]) for n, v in trained.params.items() if n not in factors)
+    assert all(not torch.equal(done.params[n], drawn.params[n]) for n in drawn.params)

@@ -138,3 +138,39 @@ def test_the_effective_size_is_the_number_of_networks_that_passes_draw(assignmen
         with draws.keyed(seed):
             lines.add(tuple(joint(torch.tensor([[1.0], [2.0]])).flatten().mul(1e4).round().tolist()))
     assert len(lines) == size
+
+
+@pytest.mark.parametrize("assignment", ["layer", "scalar"])
+def test_a_component_at_zero_stands_beside_the_trained_ones(assignment):
+    torch.manual_seed(0)
+    layer = PatchedLayer(
+        nn.Linear(3, 2), Mixture(components=2, assignment=assignment, zero=0.25), generator=generator()
+    )
+    components, biases = layer.patches["weight"].detach(), layer.patches["bias"].detach()
+    weights, shifts = [], []
+    for key in range(4000):
+        with draws.keyed(key), torch.no_grad():
+            drawn = layer._draw()
+        weights.append(drawn["weight"])
+        shifts.append(drawn["bias"])
+    weights, shifts = torch.stack(weights), torch.stack(shifts)
+    known = torch.stack([torch.zeros_like(components[0]), *components])
+    assert (weights.unsqueeze(1) == known).any(1).all()  # each scalar is 0 or that of a component
+    off = (weights == 0).flatten(1).double()
+    assert off.mean().item() == pytest.approx(0.25, abs=0.03)
+    assert ((off.mean(1) == 0) | (off.mean(1) == 1)).all().item() == (assignment == "layer")
+    assert torch.allclose(weights.mean(0), layer.plain().weight, atol=0.06)
+    assert torch.allclose(shifts.mean(0), biases.mean(0), atol=0.06)  # biases are never 0
+    assert torch.allclose(layer.plain().bias, biases.mean(0))
+    assert layer.probabilities().tolist() == [0.375, 0.375]
+
+
+def test_layers_may_have_mixtures_of_their_own():
+    network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    own = Mixture(components=3, assignment="scalar")
+    structure = Patched(mixture=Mixture(components=5), mixtures=(("3", own),))
+    joint = structure.convert(network, generator())
+    assert (joint[1].mixture, joint[3].mixture) == (structure.mixture, own)
+    assert structure.overhead(network) == 4 * 16 + 2 * 18
+    assert structure.log_size(network) == pytest.approx(math.log(5) + 18 * math.log(3))
+    assert from_dict(structure.to_dict()) == structure

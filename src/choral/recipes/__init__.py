@@ -37,6 +37,7 @@ from choral.recipes.emp import ecmp, emp
 from choral.recipes.fge import fge
 from choral.recipes.horizontal_voting import horizontal_voting
 from choral.recipes.hyper_ensemble import hyper_ensemble
+from choral.recipes.late_phase import late_phase
 from choral.recipes.masksembles import masksembles
 from choral.recipes.mc_dropout import mc_dropout
 from choral.recipes.mimo import mimo
@@ -59,7 +60,7 @@ from choral.recipes.treenet import treenet
 
 __all__ = [
     "anchored", "bagged", "batch_ensemble", "bnn", "bnn_sequential", "deep_ensemble", "drop_connect", "dst", "ecmp",
-    "edst", "emp", "fge", "horizontal_voting", "hyper_ensemble", "masksembles", "mc_dropout", "mimo", "mothernets", "packed",
+    "edst", "emp", "fge", "horizontal_voting", "hyper_ensemble", "late_phase", "masksembles", "mc_dropout", "mimo", "mothernets", "packed",
     "prune_and_tune", "rank1_bnn", "sebays_freeze", "sebays_no_freeze", "sequential_anchored", "single", "snapshot", "ssbnn", "swa",
     "swag", "tabm", "tabm_mini", "tabpack", "treenet",
 ]  # fmt: skip
@@ -192,6 +193,7 @@ METHODS: dict[str, Method] = {
     "packed": Method(packed, "shared"),
     "batch_ensemble": Method(batch_ensemble, "shared"),
     "mimo": Method(mimo, "shared"),
+    "late_phase": Method(late_phase, "shared"),
     "masksembles": Method(masksembles, "shared"),
     "treenet": Method(treenet, "shared"),
     "tabm": Method(tabm, "shared"),

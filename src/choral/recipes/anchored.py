@@ -14,6 +14,8 @@ from choral.recipes.training import Paper, Training, forked, settings_of, total_
 
 SCALED_STD = 2**0.5
 ADAM = Training(lr=0.002, optimizer=Adam())
+AUTHORS = Training(lr=0.002145, optimizer=Adam(betas=(0.8547, 0.9997)), batch_size=155, end=6.03e-5)
+"""Of a residual network on CIFAR-10, in the authors' code."""
 
 
 def prior_of(prior_std: float | None) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def anchored(
     """
     members = max(2, budget // 100) if members is None and budget is not None else members or 4
     epochs = total_epochs(epochs, budget, trainings=members)
-    training = settings_of(training, ADAM)
+    training = settings_of(training, AUTHORS)
     prior = prior_of(prior_std)
     draw: list[Operator] = [DrawAnchor(walk=IID(), **prior)]
     draw += [DrawTargetShift(walk=IID(), **prior)] if target_noise else []

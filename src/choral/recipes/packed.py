@@ -5,9 +5,17 @@ Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimatio
 
 from typing import Literal
 
+from choral.plan import SGD, Steps
 from choral.recipes.recipe import Combine, Recipe, joint
 from choral.recipes.training import Paper, Training
 from choral.structures import Packed
+
+PAPER = Training(
+    schedule=Steps(0.1, milestones=(0.3, 0.6, 0.8), factor=0.2),
+    optimizer=SGD(momentum=0.9, weight_decay=5e-4),
+    batch_size=128,
+)
+"""Of ResNet-50 and wide ResNets on CIFAR in Table 4, for 200 epochs."""
 
 
 def packed(
@@ -32,4 +40,4 @@ def packed(
     >>> packed(members=4, epochs=60).members
     4
     """
-    return joint("packed", Packed, **locals())
+    return joint("packed", Packed, own=PAPER, **locals())

@@ -4,13 +4,14 @@ Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:
 in Tables 4 and 5.
 """
 
+from dataclasses import replace
 from math import isqrt
 
 from choral.base.errors import InputError
 from choral.objectives.penalties import Anchored, Objective
 from choral.plan import Collect, Operator, Phase, Reset, repeat
 from choral.plan.bayes import DrawAnchor, DrawTargetShift, GuidedWalk, StepAnchor, StepTargetShift, Walk
-from choral.recipes.anchored import ADAM, prior_of
+from choral.recipes.anchored import ADAM, AUTHORS, prior_of
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import FEW_STEPS, Paper, Training, forked, settings_of, shares, too_few, total_epochs
 
@@ -59,7 +60,8 @@ def sequential_anchored(
             from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
     """
     epochs = total_epochs(epochs, budget)
-    training = settings_of(training, ADAM)
+    step_training = step_training or (replace(AUTHORS, end=1e-4) if training == "paper" else None)
+    training = settings_of(training, AUTHORS)
     if chains is None:
         chains = max(1, isqrt(epochs // 100))
         if members is not None:

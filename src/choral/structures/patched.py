@@ -34,6 +34,8 @@ class Patched(OneMember):
 
     Args:
         mixture: how patched layers are drawn.
+        mixtures: other mixtures of the layers whose names fit a pattern, the first that fits; such as EMP for norms and ECMP, or
+            dropout, for linear layers.
         draws: passes averaged at prediction, the paper's S.
         norms: whether normalization layers are patched.
         output: whether the output layer (the last one registered) is patched.
@@ -57,6 +59,7 @@ class Patched(OneMember):
     draws: int = 50
     undecayed: ClassVar[tuple[str, ...]] = ("*mixing",)
     mixture: Mixture = field(default_factory=Mixture)
+    mixtures: tuple[tuple[str, Mixture], ...] = ()
     norms: bool = True
     output: bool = True
     include: tuple[str, ...] = ()
@@ -69,7 +72,7 @@ class Patched(OneMember):
         """Return the network with patched layers in place of the chosen ones; the others keep their weights."""
         network = open_attention(network, include=self.include, exclude=self.exclude) if self.include else network
         wanted = self._wanted(network)
-        differing = self.mixture.components > 1 or self.mixture.zero > 0
+        differing = any(m.components > 1 or m.zero > 0 for m in map(self._mixture_of, wanted))
         by_pass = differing and self.statistics == "draw" and any(map(keeps_statistics, network.modules()))
         passes = self.draws if by_pass else 0
 
@@ -78,7 +81,7 @@ class Patched(OneMember):
                 return DrawnNorm(layer, passes=passes) if passes and keeps_statistics(layer) else None
             return PatchedLayer(
                 layer,
-                self.mixture,
+                self._mixture_of(name),
                 jitter=self.jitter,
                 keep_weights=self.keep_weights,
                 generator=generator,
@@ -91,6 +94,10 @@ class Patched(OneMember):
             key = rng.key(0, "patched") if passes else None
             joint = PatchedNetwork(joint, components=self.mixture.components, key=key).train(network.training)
         return joint
+
+    def _mixture_of(self, name: str) -> Mixture:
+        """Return how a layer is drawn."""
+        return next((mixture for pattern, mixture in self.mixtures if matches(name, (pattern,))), self.mixture)
 
     def _wanted(self, network: nn.Module) -> set[str]:
         """Return the names of the layers to patch; raises if there are none or one of them cannot be."""
@@ -121,18 +128,24 @@ class Patched(OneMember):
 
         A layer, or with assignment 'scalar' each of its scalars, draws one of K components by itself.
         """
-        layers = [network.get_submodule(name) for name in self._wanted(network)]
-        scalars = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False))
-        draws = {"network": 1, "layer": len(layers), "scalar": scalars}
-        if self.mixture.assignment not in draws or self.mixture.zero:
-            raise InputError(
-                f"log_size counts components that are drawn, not dropped ones; the mixture is {self.mixture}."
-            )
-        return draws[self.mixture.assignment] * math.log(self.mixture.components)
+        total, network_wide = 0.0, 0.0
+        for name in self._wanted(network):
+            mixture, own = self._mixture_of(name), network.get_submodule(name).parameters(recurse=False)
+            if mixture.assignment == "unit" or mixture.zero:
+                raise InputError(
+                    f"log_size counts components that are drawn, not dropped ones; the mixture is {mixture}."
+                )
+            one = math.log(mixture.components)
+            if mixture.assignment == "network":
+                network_wide = one
+            else:
+                total += one * (sum(p.numel() for p in own) if mixture.assignment == "scalar" else 1)
+        return total + network_wide
 
     def overhead(self, network: nn.Module) -> int:
         """Return how many parameters patching adds to a plain network: (K - 1) times those of the patched layers."""
-        count = sum(
-            p.numel() for name in self._wanted(network) for p in network.get_submodule(name).parameters(recurse=False)
+        return sum(
+            (self._mixture_of(name).components - 1) * p.numel()
+            for name in self._wanted(network)
+            for p in network.get_submodule(name).parameters(recurse=False)
         )
-        return (self.mixture.components - 1) * count

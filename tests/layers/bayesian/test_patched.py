@@ -195,9 +195,11 @@ def test_mixtures_are_values_and_say_what_they_accept():
         assert from_dict(mixture.to_dict()) == mixture
     with pytest.raises(InputError, match="assignment is 'layers'; give 'network' or 'layer'"):
         Mixture(assignment="layers")
-    with pytest.raises(InputError, match="beside one trained component"):
-        Mixture(components=2, zero=0.5)
-    with pytest.raises(InputError, match="needs zero="):
+    with pytest.raises(InputError, match="not with 'network'"):
+        Mixture(components=2, assignment="network", zero=0.5)
+    with pytest.raises(InputError, match="one component"):
+        Mixture(components=2, assignment="unit", zero=0.5)
+    with pytest.raises(InputError, match="and zero="):
         Mixture(components=1, assignment="unit")
     with pytest.raises(ConversionError, match="PatchedLayer was given LSTM"):
         PatchedLayer(nn.LSTM(2, 2), Mixture())

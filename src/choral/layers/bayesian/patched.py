@@ -150,7 +150,8 @@ class Mixture(Limited):
         components: K, trained components of each tensor.
         assignment: which entries share one draw of Z: those of the 'network', of a 'layer', of an input 'unit', or none
             ('scalar').
-        zero: probability of a further component that is fixed at 0 (weights only); 0 leaves it out.
+        zero: probability of a further component that is fixed at 0 (weights only), in every layer or scalar as `assignment` says; 0
+            leaves it out.
         learned: whether the mixing probabilities are learned; otherwise they are uniform.
         temperature: of the relaxed assignments that carry the gradient of learned probabilities.
     """
@@ -164,10 +165,12 @@ class Mixture(Limited):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.zero and self.components > 1:
-            raise InputError("Mixture: a component fixed at 0 stands beside one trained component; leave zero= out.")
-        if self.assignment == "unit" and not self.zero:
-            raise InputError("Mixture: assignment='unit' is dropout and needs zero=, the probability of dropping.")
+        if self.zero and self.assignment == "network":
+            raise InputError("Mixture: a component fixed at 0 goes with layers, units or scalars, not with 'network'.")
+        if self.assignment == "unit" and (not self.zero or self.components > 1):
+            raise InputError(
+                "Mixture: assignment='unit' is dropout: one component, and zero=, the probability of dropping."
+            )
 
 
 def family(*, components: int = 5, rate: float = 0.5) -> dict[str, Mixture]:
@@ -268,12 +271,16 @@ class PatchedLayer(Converted):
         return {**dict.fromkeys(self.settings._parameters), **self._buffers, **drawn}
 
     def _draw(self) -> dict[str, Tensor]:
+        drawn, zero = self._assigned(), self.mixture.zero
+        if zero:
+            weight = drawn["weight"]
+            shape = {"scalar": weight.shape, "layer": ()}.get(self.mixture.assignment, self._unit_shape(weight))
+            drawn["weight"] = weight * draws.keep_mask(shape, zero, device=weight.device).to(weight.dtype)
+        return drawn
+
+    def _assigned(self) -> dict[str, Tensor]:
+        """Return tensors drawn from the trained components."""
         patches, mixture = dict(self.patches.items()), self.mixture
-        if mixture.zero:
-            weight = patches["weight"].squeeze(0)
-            shape = weight.shape if mixture.assignment == "scalar" else self._unit_shape(weight)
-            keep = draws.keep_mask(shape, mixture.zero, device=weight.device).to(weight.dtype)
-            return {n: p.squeeze(0) for n, p in patches.items()} | {"weight": weight * keep}
         if mixture.components == 1:
             return {n: p.squeeze(0) for n, p in patches.items()}
         if mixture.assignment == "scalar":
@@ -310,16 +317,15 @@ class PatchedLayer(Converted):
     def probabilities(self) -> Tensor:
         """Return the mixing probabilities of the trained components."""
         if self.mixing is not None:
-            return self.mixing.softmax(0)
+            return self.mixing.softmax(0) * (1 - self.mixture.zero)
         first = next(iter(self.patches.values()))
         return torch.full((len(first),), (1 - self.mixture.zero) / len(first), dtype=first.dtype, device=first.device)
 
     def plain(self) -> nn.Module:
         """Return the plain layer at the mean over assignments."""
         p = self.probabilities().detach()
-        means = {n: torch.tensordot(p, c.detach(), dims=1) for n, c in self.patches.items()}
-        if self.mixture.zero:
-            means |= {n: c.detach().squeeze(0) for n, c in self.patches.items() if n != "weight"}
+        shares = {n: p if n == "weight" else p / p.sum() for n in self.patches}  # biases are never 0
+        means = {n: torch.tensordot(shares[n], c.detach(), dims=1) for n, c in self.patches.items()}
         return filled(self.settings, self._with(means))
 
 

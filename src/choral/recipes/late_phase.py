@@ -1,0 +1,77 @@
+"""Late-phase weights: members share a training, and get rank-one factors of their own for the last part of it.
+
+Reference: von Oswald et al., "Neural networks with late-phase weights", ICLR 2021, arXiv:2007.12927, Algorithm 1 with the
+rank-one (BatchEnsemble) late-phase model.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from choral.base.errors import InputError
+from choral.plan import Collect, Context, Operator, Part, Reset, State, seq
+from choral.recipes.recipe import Combine, Recipe
+from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, too_few, total_epochs
+from choral.structures import BatchEnsemble
+
+FACTORS = BatchEnsemble.undecayed
+"""Patterns of the rank-one factors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadFactors(Operator):
+    """Add Gaussian noise to the rank-one factors of all members; `spread` is its standard deviation."""
+
+    spread: float = 0.1
+
+    def apply(self, state: State, context: Context) -> State:
+        """Return the state with members that differ."""
+        noise = context.generator("spread")
+        ends = tuple(pattern.removeprefix("*") for pattern in FACTORS)
+        moved = {
+            name: p + self.spread * torch.randn(p.shape, generator=noise).to(p)
+            for name, p in state.params.items()
+            if name.endswith(ends)
+        }
+        return state.having(params=state.params | moved, memory={})
+
+
+def late_phase(
+    *,
+    epochs: int | None = None,
+    budget: int | None = None,
+    members: int = 5,
+    start: float = 0.6,
+    spread: float = 0.1,
+    combine: Combine = "probs",
+    training: Training | Paper = Training(),
+) -> Recipe:
+    """One training whose last part has several members, which share all weights up to rank-one factors.
+
+    Cost: the parameters of one network; each batch is run through all `members`.
+
+    >>> late_phase(members=4, epochs=60).members
+    4
+
+    Args:
+        start: share of the training after which members get factors of their own (T0); before, they are one network, up to dropout.
+        spread: standard deviation of the factors, which start at 1.
+
+    Differs from the paper: members are kept and their predictions averaged, where the paper averages their weights in the end; and
+    every member reads each batch, where the paper gives each a batch of its own.
+    """
+    total, settings = total_epochs(epochs, budget), settings_of(training)
+    first = round(start * total)
+    if not 0 < start < 1 or spread <= 0:
+        raise InputError(
+            f"start is {start} and spread {spread}; give a share between 0 and 1, and a deviation above 0."
+        )
+    if not 0 < first < total:
+        raise too_few(total, "a training and its late phase of at least 1 epoch each", 2)
+    held = replace(settings.optimizer, rates=(*((name, 0.0) for name in FACTORS), *settings.optimizer.rates))
+    early = replace(settings, optimizer=held).phase(first, Part(settings.full(), 0.0, first / total))
+    late = settings.phase(
+        total - first, Part(settings.full(), first / total, 1.0), memory="carried", least_steps=FEW_STEPS
+    )
+    plan = seq(Reset(), early, SpreadFactors(spread=spread), late, Collect())
+    return Recipe(name="late_phase", plan=plan, structure=BatchEnsemble(members=members, spread=0.0), combine=combine)
