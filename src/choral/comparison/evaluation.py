@@ -183,8 +183,7 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, flo
 
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Return the row of an ensemble's evaluation."""
-    # members chosen after training have no plan of it
-    epochs = ensemble.recipe.epochs or ensemble.info.get("counted", {}).get("epochs", 0)
+    epochs = ensemble.info.get("counted", {}).get("epochs", ensemble.recipe.epochs)  # training may have stopped early
     return {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs} | flat(evaluation)
 
 
