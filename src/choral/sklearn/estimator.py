@@ -38,7 +38,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
     """An ensemble of neural networks with scikit-learn's interface.
 
     Args:
-        method: how members are made: 'auto', the search of `choral.fit_table` (5 to 10 seconds below 1,000 rows), the name of a method (`choral methods` lists them), or a recipe, which then has its own
+        method: how members are made: 'auto', the search of `choral.fit_table` (5 to 20 seconds below 1,000 rows), the name of a method (`choral methods` lists them), or a recipe, which then has its own
             members and epochs.
         n_estimators: members; None leaves it to the method.
         epochs: length of one training, of each member where members are trained apart; an upper bound where rows are held out. None
