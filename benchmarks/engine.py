@@ -155,7 +155,7 @@ def stacked_prediction(repeats: int) -> dict[str, float]:
 
 MEMORY = """
 import resource, sys, tempfile, torch
-from choral import models
+from choral import Compute, models
 from choral.fit import fit
 from choral.plan import *
 from choral.recipes.recipe import Recipe
@@ -164,7 +164,7 @@ generator = torch.Generator().manual_seed(0)
 x = torch.randn(512, 3, 32, 32, generator=generator); y = torch.randint(10, (512,), generator=generator)
 plan = fork(int(sys.argv[1]), Reset(), Train(epochs=1, optimizer=Adam()), Collect())
 with tempfile.TemporaryDirectory() as folder:
-    fit(lambda: models.lenet("L"), (x, y), Recipe(name="deep", plan=plan), run_dir=folder, executor="sequential")
+    fit(lambda: models.lenet("L"), (x, y), Recipe(name="deep", plan=plan), run_dir=folder, compute=Compute(executor="sequential"))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
