@@ -233,8 +233,8 @@ def test_code_rarely_asks_for_types():
     assert 1000 * count / sum(len(text.splitlines()) for text in texts) <= ISINSTANCE
 
 
-def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def fresh(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -254,6 +254,22 @@ def test_a_fit_loads_nothing_heavy_and_no_module_hides_a_function():
         "print([callable(f) for f in (choral.fit, choral.load, choral.compare)])"
     )
     assert fresh(code).splitlines()[-3:] == ["[]", "[]", "[True, True, True]"]
+
+
+def test_loading_and_predicting_do_not_import_torch_s_compiler(tmp_path):
+    build = "lambda: torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))"
+    code = (
+        "import sys, torch, choral\n"
+        f"build = {build}\n"
+        "if sys.argv[1] == 'fit':\n"
+        "    x, y = torch.randn(8, 2), torch.arange(8) % 2\n"
+        "    choral.fit(build, (x, y), choral.recipes.deep_ensemble(epochs=1, members=2)).save(sys.argv[2])\n"
+        "else:\n"
+        "    choral.load(sys.argv[2], build).predict(torch.zeros(3, 2)).probs\n"
+        "    print('torch._dynamo' in sys.modules)"
+    )
+    found = [fresh(code, step, str(tmp_path / "e.choral")) for step in ("fit", "predict")]
+    assert found[1].strip() == "False"
 
 
 def test_the_command_line_s_help_does_not_load_torch():

@@ -38,7 +38,23 @@ LOCK = threading.RLock()
 """Global generators are lent to one thread at a time; a draw that another one makes meanwhile outside of choral is disturbed."""
 
 
-class _Lent(TorchDispatchMode):
+class _Dispatching:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatch(func, args, kwargs or {})
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what stands for an operation of torch."""
+        raise NotImplementedError
+
+
+class DispatchMode(_Dispatching, TorchDispatchMode):
+    """A mode whose subclasses define `dispatch`.
+
+    The first call of a `__torch_dispatch__` that a mode defines itself imports torch._dynamo, which takes longer than torch.
+    """
+
+
+class _Lent(DispatchMode):
     """Lends a generator to the operations of the block, in this thread, that draw from a global one, and notes which drew."""
 
     def __init__(self, generator: torch.Generator):
@@ -46,8 +62,8 @@ class _Lent(TorchDispatchMode):
         self._generator = generator
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Draw from the lent generator."""
         given = any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
         if given or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

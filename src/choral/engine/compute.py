@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
 from choral.base.order import Calls
+from choral.base.rng import DispatchMode
 from choral.base.values import Value
 
 Executor = Literal["auto", "sequential", "vectorized"]
@@ -126,7 +126,7 @@ def using(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Counting(TorchDispatchMode):
+class Counting(DispatchMode):
     """Counts floating-point operations of this thread: in all, and of each module named by `calls` without the modules within it."""
 
     def __init__(self, calls: Calls | None = None, formulas: Mapping[Any, Any] | None = None):
@@ -134,14 +134,15 @@ class Counting(TorchDispatchMode):
         self._calls, self._formulas = calls, flop_registry | dict(formulas or {})
         self.total, self.modules = 0.0, dict[str, Counter[Any]]()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Count an operation."""
+        made = func(*args, **kwargs)
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
             with suppress(
                 AssertionError, IndexError, TypeError, ValueError
             ):  # of shapes that a formula is not made for
-                count = formula(*args, **(kwargs or {}), out_val=made)
+                count = formula(*args, **kwargs, out_val=made)
                 self.total += count
                 if self._calls is not None and self._calls.stack:
                     self.modules.setdefault(self._calls.name, Counter())[func._overloadpacket] += count
