@@ -16,7 +16,7 @@ from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train
 from choral.objectives.likelihoods import Likelihood, SoftClasses, SoftGaussian, SoftLabels, TargetScale
 from choral.objectives.likelihoods.distilled import matching_precision
-from choral.predictions import Classification, Counts, MultiLabel, Numbers
+from choral.predictions import Classification, Numbers
 from choral.recipes.recipe import Recipe
 
 _LEAST = 1e-8  # variance in units of the predicted means' own
@@ -56,12 +56,14 @@ def distil(
     """
     check_options("distil", ("split", "temperature"), options)
     x = ensemble._arranged(_inputs(ensemble, data))
-    found, shape = ensemble._predictive(x), ensemble._interface.target
-    if isinstance(found, Classification):
+    found: Any = ensemble._predictive(x)
+    shape, plain = ensemble._interface.target, temperature == 1
+    likelihood: Likelihood
+    if found.task == "classification":
         targets, likelihood = _classes(found, split, temperature)
-    elif temperature == 1 and isinstance(found, MultiLabel) and not split:
+    elif found.task == "labels" and plain and not split:
         targets, likelihood = found.probs.reshape(len(found.probs), *shape or ()), SoftLabels()
-    elif temperature == 1 and isinstance(found, Numbers) and not isinstance(found, Counts):
+    elif found.task == "regression" and plain:
         targets, likelihood = _numbers(found, split, shape)
     else:
         raise InputError(

@@ -40,7 +40,7 @@ def save_pretrained(ensemble: Ensemble, folder: str | Path, *, test: Any = None,
     config = {"library_name": "choral", "model_type": ensemble.recipe.name, "scores": scores}
     kept = {"recipe": ensemble.recipe.to_dict(), "network": ensemble._blueprint.spec()}
     write_bytes(path / CONFIG, (json.dumps(config | about | kept, indent=1) + "\n").encode())
-    rows = None if test is None else len(x)
+    rows = None if test is None else len(x if y is None else y)  # inputs may be a dict
     write_bytes(path / CARD, _card(ensemble, path.resolve().name, scores, rows, data).encode())
     return scores
 

@@ -34,13 +34,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("choral")
 Arrays = dict[str, np.ndarray]
-_TYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(code)
-    for name, code in zip(
-        ("FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "BOOL"),
-        ("<f2", "<f4", "<f8", "i1", "<i2", "<i4", "<i8", "u1", "?"),
-    )
-}
+_FLOATS, _INTEGERS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}, {"INT16": "<i2", "INT32": "<i4", "INT64": "<i8"}
+_CODES = _FLOATS | _INTEGERS | {"INT8": "i1", "UINT8": "u1", "BOOL": "?"}
+_TYPES = {name: np.dtype(code) for name, code in _CODES.items()}
 _LENGTH = "Inference-Header-Content-Length"
 _BODIES = 16  # of the largest size, held at once
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -383,8 +379,8 @@ def plain(value: np.ndarray) -> Any:
     return boxed.tolist()
 
 
-def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
-    """Return the arrays of rows: objects by column for a table, else lists of numbers."""
+def read_rows(model: Model, content: dict[str, Any], most: int) -> tuple[Arrays, list[str]]:
+    """Return the arrays of rows, objects by column for a table, else lists of numbers; and warnings, such as of values that training did not have."""
     rows = _field(content, "rows", list, [])
     if not 0 < len(rows) <= most:
         raise Refusal(422, f'rows is missing, empty or too long; give {{"rows": [...]}} with 1 to {most} of them.')
@@ -393,7 +389,7 @@ def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
         if len(model.inputs) != 1:
             raise Refusal(422, f"the model reads several inputs; ask /v2/models/{model.name}/infer.")
         found = _from_list(rows, _TYPES[only["datatype"]], [len(rows), *only["shape"][1:]], "rows")
-        return _accepted(model, {only["name"]: found}, most)
+        return _accepted(model, {only["name"]: found}, most), []
     import pandas as pd
 
     names = [c.name for c in model.table.used]
@@ -403,10 +399,11 @@ def read_rows(model: Model, content: dict[str, Any], most: int) -> Arrays:
             raise Refusal(422, f"a row lacks {lacking[0]!r}; give each of {', '.join(names[:20])}, null for no value.")
         if any(isinstance(row[n], list | dict) for n in names):
             raise Refusal(422, "a row holds a list or an object; give texts, numbers or null.")
-    with _refused(422, "{}", ChoralError, ValueError, TypeError, ArithmeticError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # values that training did not have have a code of their own
+    wrong = _refused(422, "{}", ChoralError, ValueError, TypeError, ArithmeticError)
+    with wrong, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         found = model.table.read(pd.DataFrame({n: [row[n] for row in rows] for n in names}), path="rows")
-    return _accepted(model, {only["name"]: found}, most)
+    return _accepted(model, {only["name"]: found}, most), [str(warning.message) for warning in told]
 
 
 def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
@@ -486,7 +483,7 @@ def application(
     bounds, metrics, held, renewing = limits or Limits(), Metrics(), Counter[str](), asyncio.Lock()
     batcher = Batcher(model.run, bounds)
     page = Path(__file__).with_name("page.html").read_text()
-    Answer = Callable[[Request], Awaitable[Response | dict[str, Any]]]
+    Answer = Callable[[Request], Awaitable[Response]]
 
     def as_json(content: dict[str, Any], status: int = 200) -> Response:
         again = {"retry-after": "1"} if status in (429, 503) else None
@@ -529,8 +526,7 @@ def application(
                 if "name" in request.path_params and request.path_params["name"] != model.name:
                     raise Refusal(404, f"there is no such model; there is {model.name}.")
                 with _refused(400, "the body is nested too deeply.", RecursionError):
-                    found = await answer(request)
-                response = as_json(found) if isinstance(found, dict) else found
+                    response = await answer(request)
             except Refusal as refusal:
                 response = as_json({"error": refusal.sentence}, refusal.status)
             metrics.add(path, response.status_code, time.perf_counter() - started)
@@ -542,18 +538,18 @@ def application(
         status = getattr(error, "status_code", 404)
         return as_json({"error": f"{request.method} of this path is no request of this server; see /v2 or /."}, status)
 
-    async def live(request: Request) -> dict[str, Any]:
-        return {"live": True}
+    async def live(request: Request) -> Response:
+        return as_json({"live": True})
 
     async def ready(request: Request) -> Response:
         return as_json({"ready": not batcher.stopping}, 503 if batcher.stopping else 200)
 
-    async def server(request: Request) -> dict[str, Any]:
-        return {"name": "choral", "version": __version__, "extensions": ["binary_tensor_data"]}
+    async def server(request: Request) -> Response:
+        return as_json({"name": "choral", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-    async def metadata(request: Request) -> dict[str, Any]:
+    async def metadata(request: Request) -> Response:
         platform = {"name": model.name, "versions": ["1"], "platform": "choral"}
-        return platform | {"inputs": model.inputs, "outputs": model.outputs}
+        return as_json(platform | {"inputs": model.inputs, "outputs": model.outputs})
 
     async def infer(request: Request) -> Response:
         async with body_of(request) as body:
@@ -562,16 +558,18 @@ def application(
             content, headers = inference(own, asked, await batcher.ask(inputs))
             return Response(content, headers=headers)
 
-    async def predict(request: Request) -> dict[str, Any]:
+    async def predict(request: Request) -> Response:
         async with body_of(request) as body:
             own = model
-            return {"rows": row_answers(own, await batcher.ask(read_rows(own, read_json(body), bounds.rows)))}
+            inputs, told = read_rows(own, read_json(body), bounds.rows)
+            answers = row_answers(own, await batcher.ask(inputs))
+            return as_json({"rows": answers} | ({"warnings": told} if told else {}))
 
-    async def card(request: Request) -> dict[str, Any]:
+    async def card(request: Request) -> Response:
         shown = ("method", "task", "members", "level", "digest", "versions", "understood")
         columns = [] if model.table is None else [c for c in model.table.describe() if c["inputs"]]
         about = {name: model.about.get(name) for name in shown}
-        return {"name": model.name, "about": about, "columns": columns, "inputs": model.inputs}
+        return as_json({"name": model.name, "about": about, "columns": columns, "inputs": model.inputs})
 
     async def measured(request: Request) -> Response:
         return PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")
