@@ -183,7 +183,7 @@ def test_rebuild_refuses_wrong_arguments():
         rebuild({"name": "mlp", "arguments": {"inputs": 3}})
     with pytest.raises(InputError, match="lenet: classes is 'ten'"):
         rebuild({"name": "lenet", "arguments": {"classes": "ten"}})
-    with pytest.raises(InputError, match=r"lenet: size=\{\} cannot be remembered"):
+    with pytest.raises(InputError, match=r"lenet: size=\{\} cannot be saved"):
         rebuild({"name": "lenet", "arguments": {"size": {}}})
 
 
