@@ -123,14 +123,14 @@ class Use:
 
 def tensors_in(item: Any) -> Iterator[Tensor]:
     """Return every tensor in nested lists, tuples and dicts."""
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, Mapping):
-        for value in item.values():
-            yield from tensors_in(value)
-    elif isinstance(item, list | tuple):
-        for value in item:
-            yield from tensors_in(value)
+    match item:
+        case Tensor():
+            yield item
+        case Mapping():
+            yield from tensors_in(list(item.values()))
+        case list() | tuple():
+            for value in item:
+                yield from tensors_in(value)
 
 
 class Tracer(TorchFunctionMode):

@@ -261,16 +261,17 @@ def prepare(x: Batch, transforms: Transforms = (), *, training: bool, floats: to
 
     Transforms are as `checked_transforms` returns them; augmentations apply in training. Scaled bytes take the type `floats`.
     """
-    if isinstance(x, Tensor):
-        if x.dtype == torch.uint8:
-            x = x.to(floats).div_(255)
-        for transform in transforms:
-            if training or not transform.only_training:  # type: ignore[union-attr]  # a tensor has a tuple of them
-                x = transform(x)  # type: ignore[operator]  # as above
-        return x
-    by_key = transforms if isinstance(transforms, Mapping) else {}
-    if isinstance(x, dict):
-        return {n: prepare(t, by_key.get(n, ()), training=training, floats=floats) for n, t in x.items()}
+    match x:
+        case Tensor():
+            if x.dtype == torch.uint8:
+                x = x.to(floats).div_(255)
+            for transform in transforms:
+                if training or not transform.only_training:  # type: ignore[union-attr]  # a tensor has a tuple of them
+                    x = transform(x)  # type: ignore[operator]  # as above
+            return x
+        case dict():
+            by_key = transforms if isinstance(transforms, Mapping) else {}
+            return {n: prepare(t, by_key.get(n, ()), training=training, floats=floats) for n, t in x.items()}
     return type(x)(prepare(t, training=training, floats=floats) for t in x)
 
 

@@ -142,9 +142,12 @@ def names_of(value: Any) -> tuple[str, ...]:
 
 def _parts(value: Any, name: str) -> dict[str, Any] | None:
     """Return what stands under the keys of inputs that are trees, by name; None for one array."""
-    if isinstance(value, Mapping):
-        return {f"{name}[{key!r}]": inner for key, inner in value.items()}
-    return {f"{name}[{i}]": inner for i, inner in enumerate(value)} if isinstance(value, tuple | list) else None
+    match value:
+        case Mapping():
+            return {f"{name}[{key!r}]": inner for key, inner in value.items()}
+        case tuple() | list():
+            return {f"{name}[{i}]": inner for i, inner in enumerate(value)}
+    return None
 
 
 def columns_in(value: Any, name: str = "x") -> dict[str, tuple[str, ...]]:

@@ -214,14 +214,15 @@ def within(name: str, patterns: Sequence[str]) -> bool:
 
 def _leave_fast_path(module: nn.Module) -> None:
     """Make torch's transformer layers call their children: in evaluation they would read the children's weights instead."""
-    if isinstance(module, nn.TransformerEncoderLayer):
-        plain = (module.linear1, module.linear2, module.norm1, module.norm2, module.self_attn)
-        kinds = (nn.Linear, nn.Linear, nn.LayerNorm, nn.LayerNorm, nn.MultiheadAttention)
-        if any(type(child) is not kind for child, kind in zip(plain, kinds)):
-            module.activation_relu_or_gelu = 0
-    elif isinstance(module, nn.TransformerEncoder):
-        called = [not getattr(layer, "activation_relu_or_gelu", 0) for layer in module.layers]
-        module.use_nested_tensor = module.use_nested_tensor and not any(called)
+    match module:
+        case nn.TransformerEncoderLayer():
+            plain = (module.linear1, module.linear2, module.norm1, module.norm2, module.self_attn)
+            kinds = (nn.Linear, nn.Linear, nn.LayerNorm, nn.LayerNorm, nn.MultiheadAttention)
+            if any(type(child) is not kind for child, kind in zip(plain, kinds)):
+                module.activation_relu_or_gelu = 0
+        case nn.TransformerEncoder():
+            called = [not getattr(layer, "activation_relu_or_gelu", 0) for layer in module.layers]
+            module.use_nested_tensor = module.use_nested_tensor and not any(called)
 
 
 def _refuse_hooks(name: str, module: nn.Module) -> None:

@@ -7,19 +7,24 @@ the shapes of the weights; `keep_vectors` and `expand_neurons` go between them, 
 """
 
 from choral.base.arguments import offered
-from choral.masks.cells import (
+from choral.masks.prunable import prunable
+from choral.masks.sampling import (
     Masks,
     Scope,
     Shapes,
     Unit,
+    anti_random_pair,
     density,
+    erk_densities,
     expand_neurons,
     keep_vectors,
+    magnitude_masks,
     overlap,
+    partition,
+    random_masks,
+    regrow,
     total_distance,
-)
-from choral.masks.prunable import prunable
-from choral.masks.sampling import anti_random_pair, erk_densities, magnitude_masks, partition, random_masks, regrow
+)  # fmt: skip
 
 __all__ = [
     "Masks", "Scope", "Shapes", "Unit", "anti_random_pair", "density", "erk_densities", "expand_neurons",

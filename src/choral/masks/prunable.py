@@ -10,7 +10,7 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.names import fitting
 from choral.base.order import Called, executed
-from choral.masks.cells import Unit
+from choral.masks.sampling import Unit
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -75,14 +75,15 @@ def _layers(network: nn.Module) -> dict[str, list[str]]:
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     layers: dict[str, list[str]] = {}
     for name, module in network.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            parts: tuple[str, ...] = _ATTENTION_WEIGHTS
-        elif isinstance(module, nn.Linear | _ConvNd):
-            parts = ("weight",)
-        elif isinstance(module, _RECURRENT):
-            parts = tuple(n for n, p in module.named_parameters(recurse=False) if p.dim() > 1)
-        else:
-            continue
+        match module:
+            case nn.MultiheadAttention():
+                parts: tuple[str, ...] = _ATTENTION_WEIGHTS
+            case nn.Linear() | _ConvNd():
+                parts = ("weight",)
+            case nn.RNNBase() | nn.RNNCellBase():
+                parts = tuple(n for n, p in module.named_parameters(recurse=False) if p.dim() > 1)
+            case _:
+                continue
         own = dict(module.named_parameters(recurse=False))
         weights = [names[id(own[part])] for part in parts if part in own]
         if weights:

@@ -66,14 +66,15 @@ _Arguments = ParamSpec("_Arguments")
 
 def _plain(name: str, value: Any) -> Any:
     """Return the value in JSON types."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, list | tuple):
-        return [_plain(name, item) for item in value]
+    match value:
+        case None | bool() | str():
+            return value
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real() if math.isfinite(value):
+            return float(value)
+        case list() | tuple():
+            return [_plain(name, item) for item in value]
     raise InputError(f"{name}={value!r} cannot be saved; give finite numbers, strings, None or tuples of these.")
 
 

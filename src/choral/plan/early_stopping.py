@@ -43,10 +43,12 @@ class Measure(Value):
             given: the name or function.
             larger_is_better: the direction; known for names, and False for functions unless it is said.
         """
-        if isinstance(given, Measure):
-            return given
-        if isinstance(given, str):
-            return Measure(name=given, larger_is_better=grows(given) if larger_is_better is None else larger_is_better)
+        match given:
+            case Measure():
+                return given
+            case str():
+                grown = grows(given) if larger_is_better is None else larger_is_better
+                return Measure(name=given, larger_is_better=grown)
         if not callable(given):
             raise InputError(
                 f"monitor is {given!r}; give the name of a score such as 'nll', or a function (prediction, y)."

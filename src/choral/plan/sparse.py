@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from choral.base.batches import Batch, leaves
+from choral.base.batches import leaves
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
@@ -149,6 +149,9 @@ class Prune(Operator):
     def apply(self, state: State, context: Context) -> State:
         """Return the state with its mask, removed weights at zero."""
         network, example = context.network(state), context.example()
+        rows = all(
+            part.dim() == 2 and part.is_floating_point() for part in leaves(example)
+        )  # of numbers, as of a table
         may_go = functools.partial(
             prunable,
             network,
@@ -158,7 +161,7 @@ class Prune(Operator):
             exclude=self.exclude,
             calls=context.calls(state),
         )
-        names = may_go(keep_first=_is_rows(example) if self.keep_first is None else self.keep_first)
+        names = may_go(keep_first=rows if self.keep_first is None else self.keep_first)
         if not names and self.keep_first is None:
             names = may_go(keep_first=False)
         if not names:
@@ -181,11 +184,6 @@ class Prune(Operator):
 def both_masks(old: Params, new: Params) -> Params:
     """Return masks of what two leave at work; what one says nothing of is the other's."""
     return old | {n: m & old[n] if n in old else m for n, m in new.items()}
-
-
-def _is_rows(example: Batch) -> bool:
-    """Return whether a batch is rows of numbers, as of a table."""
-    return all(part.dim() == 2 and part.is_floating_point() for part in leaves(example))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,11 +166,13 @@ def _explained(doc: str) -> dict[str, str]:
 
 def _kinds(value: Any) -> Iterator[type]:
     """Yield the classes of all values in a recipe."""
-    if isinstance(value, Value):
-        yield type(value)
-    parts = vars(value).values() if isinstance(value, Value) else value if isinstance(value, tuple) else ()
-    for part in parts:
-        yield from _kinds(part)
+    match value:
+        case Value():
+            yield type(value)
+            yield from _kinds(tuple(vars(value).values()))
+        case tuple():
+            for part in value:
+                yield from _kinds(part)
 
 
 METHODS: dict[str, Method] = {
@@ -213,10 +215,11 @@ METHODS: dict[str, Method] = {
 
 def recipe_of(given: Any) -> Recipe:
     """Return what a user gave as a recipe: one, or the name of a method for its recipe with all defaults."""
-    if isinstance(given, Recipe):
-        return given
-    if isinstance(given, str):
-        return make(given)
+    match given:
+        case Recipe():
+            return given
+        case str():
+            return make(given)
     called = getattr(given, "__name__", None)
     if called in METHODS:
         raise InputError(f"recipe is the function {called} itself; call it: choral.recipes.{called}(epochs=60).")

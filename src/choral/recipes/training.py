@@ -131,10 +131,11 @@ def optimizer_of(given: Any) -> Optimizer:
     >>> optimizer_of("adam")
     Adam(weight_decay=0.0, decay_vectors=True, clip=None, apart=(), rates=(), betas=(0.9, 0.999), eps=1e-08)
     """
-    if isinstance(given, Optimizer):
-        return given
-    if isinstance(given, str) and given.lower() in OPTIMIZERS:
-        return OPTIMIZERS[given.lower()]
+    match given:
+        case Optimizer():
+            return given
+        case str() if given.lower() in OPTIMIZERS:
+            return OPTIMIZERS[given.lower()]
     if callable(given):
         return OwnOptimizer.of(given)
     raise InputError(

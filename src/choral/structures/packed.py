@@ -29,7 +29,8 @@ class Packed(JointStructure):
             its full width, which costs `members` times its operations, and all others 2.
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
-        whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets.
+        whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets
+            (PE-(2, 4, 2) of WRN-28-10: 27,185,608 parameters, and 19,352,008 in their code).
         own_batches: each member is trained on batches of its own instead of the same one.
         equal_starts: all members start at the weights of the first (the paper's ablation, Table 7).
         kernel: see `JointStructure`; the choice does not change results beyond rounding.

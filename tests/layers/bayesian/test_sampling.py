@@ -3,19 +3,20 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.layers.bayesian.sampling import GaussianLayer, at_means, draw, means_wanted
+from choral.base.draws import now
+from choral.layers.bayesian.sampling import GaussianLayer, at_means, draw
 from choral.objectives.kl import std_of
 
 
 def test_mean_mode_nests_and_ends_with_its_block():
-    assert not means_wanted()
+    assert not now().means
     with at_means():
         with at_means():
             pass
-        assert means_wanted()
+        assert now().means
     with pytest.raises(KeyError), at_means():
         raise KeyError
-    assert not means_wanted()
+    assert not now().means
 
 
 def test_a_draw_is_the_mean_plus_scaled_noise():

@@ -46,18 +46,13 @@ def at_means() -> Iterator[None]:
         yield
 
 
-def means_wanted() -> bool:
-    """Return whether an `at_means` block is running."""
-    return now().means
-
-
 @overload
 def draw(mean: Tensor, rho: Tensor) -> Tensor: ...
 @overload
 def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None: ...
 def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None:
     """Return mean + softplus(rho) * noise, or the mean within `at_means`; None (a layer without bias) stays None."""
-    if mean is None or rho is None or means_wanted():
+    if mean is None or rho is None or now().means:
         return mean
     return draws.remembered(mean, lambda: torch.addcmul(mean, std_of(rho), draws.normal(mean.shape, like=mean)))
 
@@ -125,10 +120,6 @@ class SampledLayer(Converted):
         """The mean of the bias."""
         return self.bias_mean
 
-    def operate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return what the plain layer returns under these weights."""
-        return self.run(x, {"weight": weight, "bias": bias})
-
     def plain_layer(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return a plain layer of the same settings with copies of these weights."""
         copies = {"weight": weight.detach().clone(), "bias": None if bias is None else bias.detach().clone()}
@@ -147,7 +138,8 @@ class GaussianLayer(SampledLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output under one draw of the weights."""
-        return self.operate(x, draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho))
+        tensors = {"weight": draw(self.weight_mean, self.weight_rho), "bias": draw(self.bias_mean, self.bias_rho)}
+        return self.run(x, tensors)
 
     def plain(self) -> nn.Module:
         """Return a plain layer with the posterior means as its weights."""
@@ -281,7 +273,7 @@ class SpikeSlabLayer(SampledLayer):
 
     def gate(self) -> Tensor:
         """Return the gates of one pass, exactly 0 or 1; if they are drawn, with the gradient of the relaxed gates."""
-        if means_wanted() or not (self.training or self.sampled_gates):
+        if now().means or not (self.training or self.sampled_gates):
             drawn = (self.gate_logit > 0).to(self.gate_logit.dtype)
         else:
             u = draws.uniform(self.gate_logit.shape, like=self.gate_logit)
@@ -294,7 +286,7 @@ class SpikeSlabLayer(SampledLayer):
         """Return the output under one draw of the gates and weights."""
         weight, bias, gate = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho), self.gate()
         weight = weight * gate.view((-1,) + (1,) * (weight.dim() - 1))
-        return self.operate(x, weight, None if bias is None else bias * gate)
+        return self.run(x, {"weight": weight, "bias": None if bias is None else bias * gate})
 
     def plain(self) -> nn.Module:
         """Return a plain layer with the posterior means as weights, zero for nodes that are out."""

@@ -74,7 +74,9 @@ class Joint(nn.Module):
         super().__init__()
         self.network = network
         self.members = members
-        self.stacked = frozenset(_owned(network) if stacked is None else stacked)
+        layers = [(f"{name}." if name else "", m) for name, m in network.named_modules() if isinstance(m, Foldable)]
+        owned = [prefix + key for prefix, layer in layers for key in layer.own]
+        self.stacked = frozenset(owned if stacked is None else stacked)
         self.own_inputs = own_inputs
         self._fusible = holds(network, *_FUSIBLE)
         self._ties = ties_of(network)
@@ -231,12 +233,6 @@ def channels_last(network: nn.Module) -> nn.Module:
             flat = tensor.data.flatten(0, -4)  # members and outputs
             tensor.data = flat.contiguous(memory_format=torch.channels_last).view(tensor.shape)
     return network
-
-
-def _owned(network: nn.Module) -> Iterable[str]:
-    for name, module in network.named_modules():
-        if isinstance(module, Foldable):
-            yield from (f"{name}.{key}" if name else key for key in module.own)
 
 
 def usual_kernel(joint: Joint) -> str:

@@ -150,7 +150,8 @@ def _place(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
         numbers = all(isinstance(a, fx.Node | int | float) for a in node.args)
         return place if numbers and len(node.args) == 2 and not node.kwargs else None
     if node.op != "call_module":
-        whole = _FUNCTIONS.get(node.target) is nn.Flatten and not _keeps_rows(node)
+        axes = {"start_dim": 0, "end_dim": -1} | dict(zip(("start_dim", "end_dim"), node.args[1:])) | node.kwargs
+        whole = _FUNCTIONS.get(node.target) is nn.Flatten and axes != {"start_dim": 1, "end_dim": -1}
         if node.target not in _FUNCTIONS or node.all_input_nodes != [node.args[0]] or whole:
             return None
         return FOLDED if place == CHANNELS and _FUNCTIONS[node.target] is nn.Flatten else place
@@ -162,12 +163,6 @@ def _place(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
     if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
         return FOLDED if place == CHANNELS else place
     return place if type(layer) in _APART else None
-
-
-def _keeps_rows(node: fx.Node) -> bool:
-    """Return whether a call of flatten begins with the channel axis and ends with the last one."""
-    given = dict(zip(("start_dim", "end_dim"), node.args[1:])) | node.kwargs
-    return {"start_dim": 0, "end_dim": -1} | given == {"start_dim": 1, "end_dim": -1}
 
 
 def _place_behind(plain: Any, place: str) -> str | None:

@@ -86,16 +86,7 @@ def pack(
 
     Args:
         network: any nested network; not changed.
-        members: M, at least 1.
-        width: alpha, the width of all members together over the width of the plain network.
-        subgroups: gamma, groups within each member's layers; not on the first and last layer, nor on the first layer of a
-            block (a module that holds several layers of its own) unless whole_block_starts is False.
-        minimum_channels: gamma is lowered for a layer whose groups would have fewer input channels than this.
-        whole_block_starts: whether the first layer of a block has no subgroups, as the paper says; the authors' code does so in
-            ResNets but not in wide ResNets (PE-(2, 4, 2) of WRN-28-10: 27,185,608 parameters, and 19,352,008 in their code).
-        kernel: how members are run, see `choral.layers.joint.network.Joint`.
-        first: patterns of the layers that read the input; the first one registered by default.
-        last: patterns of the layers that give the output; the last one registered by default.
+        members, width, subgroups, minimum_channels, whole_block_starts, kernel, first, last: as in `choral.structures.Packed`.
         axes: for parameters that belong to no layer of torch: name -> axes that are widths, where that is not plain.
         own_inputs: whether every member reads inputs of its own.
         generator: draws the weights; a new one with seed 0 by default.

@@ -54,10 +54,11 @@ NAMES: dict[str, type[Likelihood]] = {
 def named(given: Any) -> Likelihood:
     """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance. A likelihood is returned as it is."""
     known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
-    if isinstance(given, Likelihood):
-        return given
-    if isinstance(given, str) and given in known:
-        return known[given]()
+    match given:
+        case Likelihood():
+            return given
+        case str() if given in known:
+            return known[given]()
     raise InputError(
         f"likelihood is {given!r}; give one of {', '.join(known)}, a Likelihood or choral.objectives.Loss(function).{did_you_mean(str(given), known)}"
     )
