@@ -155,7 +155,7 @@ def train(
     parts = parts_of(compute)
     with _opened(run_dir, call, parts) as (folder, storage, cut):
         job = in_agreement(parts, lambda: call.job(parts))  # understands the data and inspects the network
-        _LOG.info("understood as %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
+        _LOG.info("task %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
             plan, width = settle(folder, job, table=table, on_existing=on_existing, cut=cut)
             if lacking := warning(job.recipe.plan, job.source.points):

@@ -190,7 +190,7 @@ def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
     first = json.loads((tmp_path / "w" / "log.jsonl").read_text().splitlines()[2])
     assert (first["measure"], len(first["validation"])) == ("nll", len(first["places"]))
     limited = choral("fit", "wine", "--out", tmp_path / "l", "--time-limit", 1e-6, "--executor", "sequential")
-    assert "the time was up: " in limited.stderr
+    assert "the time limit was reached: " in limited.stderr
     plan = choral("plan", "deep_ensemble", "--patience", 16).stdout
     assert "epochs are upper bounds: each training ends after 16 epochs without a better score" in plan
 

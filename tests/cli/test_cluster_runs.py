@@ -63,7 +63,7 @@ def test_leaves_say_what_is_ready_and_what_waits(table, tmp_path):
     choral(*words(table, "prune_and_tune", 9)[:-1], "--quiet", "--members", "2", "--out", run, "--prepare")
     assert choral("leaves", run, "--ready").stdout.split() == ["start"]
     early = choral("run-leaf", run, "2/f0", "--quiet", expect=2)
-    assert "goes on from leaf 'start', which is not trained yet" in early.stderr
+    assert "continues from leaf 'start', which is not trained yet" in early.stderr
     assert "start" in choral("run-leaf", run, "start", "--quiet").stdout
     assert choral("leaves", run, "--ready").stdout.split() == ["2/f0", "2/f1"]
     states = {row["path"]: row["state"] for row in json.loads(choral("leaves", run, "--json").stdout)}

@@ -58,7 +58,7 @@ def test_a_column_of_a_table_is_read_as_the_likelihood_says(tmp_path):
     words = ("fit", tmp_path / "d.csv", "--target", "visits", "--budget", 4, "--members", 2, "--out", tmp_path / "run")
     done = run(*words, "--likelihood", "poisson")
     assert done.exit_code == 0, done.output
-    assert "understood as counts: Poisson, targets counts" in done.output
+    assert "task counts: Poisson, targets counts" in done.output
     assert "read as a regression target (as asked)" in done.output
 
 

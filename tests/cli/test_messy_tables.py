@@ -63,7 +63,7 @@ def test_how_each_column_was_read_is_said(plain):
         "fit", folder / "houses.csv", "--target", "price", "--method", "single", "--budget", 20, "--out", folder / "run"
     )
     assert "free text" in text.stdout
-    assert "kept beside predictions" in text.stdout
+    assert "shown next to predictions" in text.stdout
     assert "read as a regression target" in text.stderr
 
 
@@ -440,9 +440,9 @@ def test_the_unit_of_a_target_is_said_when_it_is_fitted_and_when_it_is_predicted
     frame.to_parquet(tmp_path / "t.parquet")
     asked = ("--target", "price", "--method", "single", "--budget", 2, "--out", tmp_path / "run")
     said = choral("fit", tmp_path / "t.parquet", *asked).stderr
-    assert "'price' is read as a regression target (it holds" in said
+    assert "'price' is read as a regression target (it contains" in said
     assert "different numbers, in seconds)." in said
-    assert "understood as regression: LearnedGaussian, targets standardized" in said
+    assert "task regression: LearnedGaussian, targets standardized" in said
     assert "), 'price' in seconds." in said
     done = choral("predict", tmp_path / "run", tmp_path / "t.parquet", "--out", tmp_path / "p.csv")
     assert "'price' is predicted as training had it: in seconds." in done.stderr

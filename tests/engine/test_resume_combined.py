@@ -199,7 +199,7 @@ def test_overwriting_removes_nothing_before_everything_is_checked(tmp_path: Path
 
 def test_a_limit_that_leaves_nothing_to_make_members_of_is_a_sentence(tmp_path: Path) -> None:
     recipe = choral.recipes.swag(members=3, budget=12)
-    with pytest.raises(RunError, match="time was up"):
+    with pytest.raises(RunError, match="time limit was reached"):
         choral.fit(
             build,
             (X, Y),

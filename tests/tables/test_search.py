@@ -147,7 +147,7 @@ def test_a_time_limit_counts_from_its_own_beginning_and_ends_with_what_is_there(
     ensemble = search([candidate("first"), candidate("second")], train, Judge(held), time_limit=late, tell=told.append)
     about = ensemble.info["auto"]
     assert [one.split(",")[0] for one in about["tried"]] == ["first"]
-    assert any("the time was up" in reason for reason in about["reasons"])
+    assert any("the time limit was reached" in reason for reason in about["reasons"])
     assert ensemble.info["counted"]["epochs"] == 1
     assert len(told) == 1
     assert "validation nll" in told[0]

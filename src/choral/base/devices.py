@@ -38,7 +38,7 @@ def constant(values: tuple[float, ...] | float, dtype: torch.dtype, device: torc
 
 
 def holds(device: torch.device, size: int) -> bool:
-    """Return whether a device can keep so many bytes of data beside what it computes."""
+    """Return whether a device can keep so many bytes of data besides what it computes."""
     if is_processor(device):
         return True
     free = getattr(torch.get_device_module(device.type), "mem_get_info", None)
@@ -53,7 +53,7 @@ def placed(tensor: Tensor, device: torch.device, *, resident: bool) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device; the copy of a pinned one goes on while Python does."""
+    """Return a tensor on a device; the copy of a pinned one continues while Python does."""
     if tensor.device == device:
         return tensor
     return tensor.to(device, non_blocking=tensor.device.type == "cpu" and tensor.is_pinned())

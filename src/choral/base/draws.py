@@ -161,7 +161,7 @@ class Rate(NamedTuple):
 
 
 class Kept:
-    """Values drawn from parameters, kept from call to call by their sites, up to a number of bytes: a Bayesian perceptron 3 x 512 predicts a row in a tenth."""
+    """Values drawn from parameters, kept from call to call by their sites, up to a number of bytes: a Bayesian MLP 3 x 512 predicts a row in a tenth."""
 
     def __init__(self, most: int):
         self.most = most

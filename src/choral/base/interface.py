@@ -121,7 +121,7 @@ class Interface(Value):
         return {name: part for name, part in batch.items() if name in self.reads["dict"]}
 
     def why_not_predicted(self, batch: Batch, error: Exception) -> str:
-        """Return, for people, why networks could not read a batch, beside what they were fitted on."""
+        """Return, for people, why networks could not read a batch, besides what they were fitted on."""
         like = "other inputs" if self.reads is None else f"rows like {in_words(made_up(self.reads, 1))}"
         return f"the networks {_unread(batch, error)}; they were fitted on {like}."
 

@@ -2,7 +2,7 @@
 
 No draw in choral uses a global generator. A key depends on the path alone, never on how many siblings there
 are or on who executes them, so branch 3 of 4 equals branch 3 of 40, sequential equals vectorized, and a resumed
-run equals an unbroken one. Draws made *inside* a forward pass are in `choral.base.draws`.
+run equals an uninterrupted one. Draws made *inside* a forward pass are in `choral.base.draws`.
 """
 
 import hashlib

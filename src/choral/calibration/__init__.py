@@ -1,6 +1,6 @@
 """After training: corrections fitted on held-out data that none of the members has seen.
 
-Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON beside the ensemble.
+Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON next to the ensemble.
 """
 
 from choral.base.arguments import offered

@@ -1,6 +1,6 @@
 """Conformal prediction: intervals for numbers, sets for classes and labels, and their coverage.
 
-If held-out and new rows are exchangeable, an interval or set holds the truth with the promised probability, whatever the network
+If held-out and new rows are exchangeable, an interval or set holds the truth with the nominal probability, whatever the network
 is. Each target of a row, and each label, has a threshold of its own, so the promise holds target by target.
 """
 
@@ -109,7 +109,7 @@ class ConformalResidual(_Rule):
 
     Args:
         thresholds: one for each target; None (too few held-out rows) gives the whole line.
-        level: the promised coverage, 1 - alpha.
+        level: the nominal coverage, 1 - alpha.
         scaled: the threshold multiplies a predicted scale instead of standing alone.
 
     >>> lower, upper = ConformalResidual(thresholds=(2.0,), level=0.9).apply(torch.tensor([1.0, 5.0]))
@@ -134,7 +134,7 @@ class ConformalQuantile(_Rule):
 
     Args:
         thresholds: one for each target, negative to narrow; None (too few held-out rows) gives the whole line.
-        level: the promised coverage, 1 - alpha.
+        level: the nominal coverage, 1 - alpha.
     """
 
     def apply(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +212,7 @@ class ConformalLabels(_Rule):
     Args:
         thresholds: one for each label; an answer of probability p is in the set if 1 - p is at most this. None (too few
             held-out rows) takes both answers.
-        level: the promised coverage of each label, 1 - alpha.
+        level: the nominal coverage of each label, 1 - alpha.
 
     >>> ConformalLabels(thresholds=(0.6,), level=0.9).apply(torch.tensor([[0.5], [0.9]])).tolist()
     [[[True, True]], [[False, True]]]
@@ -244,7 +244,7 @@ class ConformalSets(Conformal):
 
     Args:
         threshold: classes whose score is at most this are in the set; None (too few held-out rows) takes every class.
-        level: the promised coverage, 1 - alpha.
+        level: the nominal coverage, 1 - alpha.
         penalty: added to the score for each rank beyond `free_classes` (lambda of RAPS; 0 is APS).
         free_classes: ranks without penalty (k_reg of RAPS).
         randomized: the last class counts with a random share of its probability, which makes coverage exact.

@@ -335,7 +335,7 @@ def bagged_selection(
 
     Args:
         member_values, loss, picks, weights: as in `greedy_selection`.
-        share: of the members that each selection may choose from, drawn by lot; all that are finite if that leaves none.
+        share: of the members that each selection may choose from, drawn at random; all that are finite if that leaves none.
         seed: root of every draw.
 
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.3.

@@ -152,7 +152,7 @@ def fit(
     reading: Reading,
     method: Annotated[
         str | None,
-        typer.Option(help="See choral methods; or auto, which chooses by held-out rows (default of tables)."),
+        typer.Option(help="A name of choral methods, or auto, which selects by validation rows (default for tables)."),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Run folder or URL, where it resumes; runs/DATA-METHOD.")] = None,
     epochs: Epochs = None,
@@ -161,8 +161,8 @@ def fit(
     settings: Settings,
     watching: Watching,
     class_weight: Annotated[str | None, typer.Option(help="Weights of classes: balanced, or 'yes=5,no=1'.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds of wall time for all of it.")] = None,
-    accumulate: Annotated[int, typer.Option(min=1, help="Parts of each batch, one by one for less memory.")] = 1,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of wall time for the whole command.")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="Accumulate gradients over parts of each batch.")] = 1,
     extend: Annotated[bool, typer.Option("--extend", help="Add members to the run in the folder.")] = False,
     apart: Apart,
     running: Running,
@@ -220,12 +220,12 @@ def compare(
     data: Data = "digits",
     *,
     methods: Annotated[str, typer.Option(help="Names with commas, or all.")] = "all",
-    budget: Annotated[int, typer.Option(min=1, help="Of each method, in epochs of one network.")] = 60,
+    budget: Annotated[int, typer.Option(min=1, help="Budget of each method, in epochs of one network.")] = 60,
     equal: Annotated[
-        Literal["operations", "epochs"], typer.Option(help="What is the same for all methods.")
+        Literal["operations", "epochs"], typer.Option(help="What is equal for all methods.")
     ] = "operations",
     members: Members = None,
-    seeds: Annotated[int | None, typer.Option(min=2, help="Seeds, from --seed on: means, and what is noise.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Number of seeds, from --seed on.")] = None,
     out: Annotated[str | None, typer.Option(help="Folder of the comparison and its report, where it resumes.")] = None,
     reading: Reading,
     settings: Settings,

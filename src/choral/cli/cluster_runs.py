@@ -112,13 +112,13 @@ def run_leaf(
     run: Run,
     path: Annotated[str | None, typer.Argument(help="The leaf, as choral leaves names it.")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="The leaf by its number, for job arrays.")] = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait, at most, for the leaf it goes on from.")] = 0.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait, at most, for the leaf it continues from.")] = 0.0,
     data: Annotated[str | None, typer.Option(help="Where the data is on this machine, if it is elsewhere.")] = None,
     json: Json = False,
     quiet: Quiet = False,
     shown: Progress = None,
 ) -> None:
-    """Train one leaf of a prepared run, or find it trained; killed and called again, it goes on.
+    """Train one leaf of a prepared run, or find it trained; killed and called again, it continues.
 
     Example: choral run-leaf runs/houses --index 0
     """

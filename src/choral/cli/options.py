@@ -25,11 +25,11 @@ _of_data, _of_optimizer, _of_validation, _of_processes, _of_run = (
 Data = Annotated[str, typer.Argument(help="digits, diabetes, wine, breast_cancer, an .npz file or a table.")]
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, and not how columns are read.")]
-Progress = Annotated[bool | None, typer.Option("--progress/--no-progress", help="Show progress, or none.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Length of each training; by the data if left out.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show neither progress nor how columns are read.")]
+Progress = Annotated[bool | None, typer.Option("--progress/--no-progress", help="Show progress bars.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Length of each training; chosen for the data by default.")]
 Budget = Annotated[int | None, typer.Option(min=1, help="Total in epochs of one network, instead of --epochs.")]
-Members = Annotated[int | None, typer.Option(min=1, help="Members, where the method has a choice.")]
+Members = Annotated[int | None, typer.Option(min=1, help="Number of members, where the method has a choice.")]
 OnCluster = Annotated[
     str | None,
     typer.Option(help="ray trains on all processors of this machine; auto or ray://host:10001 on a Ray cluster."),
@@ -44,16 +44,16 @@ class Reading:
 
     target: Annotated[str | None, _of_data(help="Column to predict, for a table.")] = None
     task: Annotated[
-        Literal["classification", "regression"] | None, _of_data(help="What to predict; by the target if left out.")
+        Literal["classification", "regression"] | None, _of_data(help="Task; by default inferred from the target.")
     ] = None
-    likelihood: Annotated[str | None, _of_data(help=f"What outputs mean, if not by the target: {_LIKELIHOODS}.")] = None
+    likelihood: Annotated[str | None, _of_data(help=f"By default inferred from the target: {_LIKELIHOODS}.")] = None
     drop: Annotated[list[str] | None, _of_data(help="Column that is no input; may be repeated.")] = None
-    id: Annotated[list[str] | None, _of_data(help="The same, shown beside predictions; may be repeated.")] = None
+    id: Annotated[list[str] | None, _of_data(help="The same, shown next to predictions; may be repeated.")] = None
     order: Annotated[list[str] | None, _of_data(help="Order of a column's values: 'size=small<medium<large'.")] = None
     group: Annotated[str | None, _of_data(help="Column whose equal values are held out together.")] = None
     time: Annotated[str | None, _of_data(help="Column of dates or numbers; the last rows are held out.")] = None
-    model: Annotated[str | None, _of_data(help=f"The network: {_MODELS}; by the data if left out.")] = None
-    holdout: Annotated[float, _of_data(min=0.01, max=0.9, help="Part of the rows kept for the printed scores.")] = 0.25
+    model: Annotated[str | None, _of_data(help=f"The network: {_MODELS}; chosen for the data by default.")] = None
+    holdout: Annotated[float, _of_data(min=0.01, max=0.9, help="Share of the rows held out for testing.")] = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Settings:
 
     lr: Annotated[float | None, _of_optimizer(help="Peak learning rate.")] = None
     optimizer: Annotated[str | None, _of_optimizer(help="sgd, adam or adamw.")] = None
-    batch_size: Annotated[int | None, _of_optimizer(min=1, help="Points in a batch.")] = None
+    batch_size: Annotated[int | None, _of_optimizer(min=1, help="Rows in a batch.")] = None
     schedule: Annotated[str | None, _of_optimizer(help="cosine, constant, steps or linear_drop.")] = None
 
 
@@ -71,12 +71,12 @@ class Watching:
     """Validation and early stopping."""
 
     validation: Annotated[
-        float | None, _of_validation(help="Part of the training rows by which members stop; 0 for none.")
+        float | None, _of_validation(help="Share of the training rows held out for early stopping; 0 for none.")
     ] = None
-    patience: Annotated[int | None, _of_validation(min=1, help="Epochs without a better score before the end.")] = None
-    cv: Annotated[int | None, _of_validation(min=2, help="Folds instead: each member holds out another one.")] = None
+    patience: Annotated[int | None, _of_validation(min=1, help="Epochs without a better score until it stops.")] = None
+    cv: Annotated[int | None, _of_validation(min=2, help="Folds instead; each member holds out another fold.")] = None
     restore_best: Annotated[
-        bool, _of_validation("--restore-best/--keep-last", help="Keep the best weights on held-out rows, or the last.")
+        bool, _of_validation("--restore-best/--keep-last", help="Keep the best weights by validation, or the last.")
     ] = True
 
 
@@ -85,9 +85,9 @@ class Apart:
     """Whether, and how, a run is trained by other processes."""
 
     prepare: Annotated[
-        bool, _of_processes("--prepare", help="Make the run folder without training; see choral leaves and run-leaf.")
+        bool, _of_processes("--prepare", help="Create the run folder without training; see choral leaves and run-leaf.")
     ] = False
-    stack: Annotated[int | None, _of_processes(min=1, help="Networks that a leaf trains together, at most.")] = None
+    stack: Annotated[int | None, _of_processes(min=1, help="Most networks that a leaf trains together.")] = None
     cluster: OnCluster = None
 
 
@@ -95,11 +95,11 @@ class Apart:
 class Running:
     """How a run goes, and what it shows."""
 
-    seed: Annotated[int, _of_run(help="Root of every random draw.")] = 0
+    seed: Annotated[int, _of_run(help="Seed of all random draws.")] = 0
     executor: Annotated[str, _of_run(help="auto, sequential or vectorized.")] = "auto"
     device: Annotated[str, _of_run(help="auto (CUDA, MPS or the CPU), cpu, cuda, cuda:1, mps.")] = "auto"
     precision: Annotated[str, _of_run(help="fp32, or bf16 or fp16 by autocast.")] = "fp32"
-    overwrite: Annotated[bool, _of_run("--overwrite", help="Start again where the folder holds another run.")] = False
+    overwrite: Annotated[bool, _of_run("--overwrite", help="Start again if the folder contains another run.")] = False
     json: Json = False
     quiet: Quiet = False
     shown: Progress = None

@@ -1,4 +1,4 @@
-"""What the shell shows: JSON for machines, tables and a progress bar for people.
+"""What the command line shows: JSON for machines, tables and a progress bar for people.
 
 Everything goes through `say`, `note` and `table`: names of files, columns and methods are neither markup of rich nor commands to a
 terminal there.

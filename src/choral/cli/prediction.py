@@ -30,8 +30,8 @@ def predict(
     ensemble: Saved,
     data: Annotated[Path, typer.Argument(help="A table (.csv, .tsv, .parquet, .xlsx), or an .npz with x.")],
     out: Annotated[Path | None, typer.Option(help="File to write: .csv, .tsv, .json, .parquet or .xlsx.")] = None,
-    id: Annotated[list[str] | None, typer.Option(help="Column to show beside predictions; may be repeated.")] = None,
-    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Show all columns beside predictions.")] = False,
+    id: Annotated[list[str] | None, typer.Option(help="Column to show next to predictions; may be repeated.")] = None,
+    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Show all columns next to predictions.")] = False,
     json: Json = False,
 ) -> None:
     """Predict with a saved ensemble: one line for each row, with how sure it is.
@@ -74,7 +74,7 @@ def predict(
 
 
 def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everything: bool) -> int:
-    """Write the predictions of a large table chunk by chunk; the same command goes on after a kill."""
+    """Write the predictions of a large table chunk by chunk; the same command continues after a kill."""
     import pandas as pd
 
     from choral.deploy.stream import by_chunks
@@ -91,7 +91,7 @@ def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everyt
     def tell(done: int) -> None:
         if time.monotonic() - told[0] > _TOLD:
             told[0] = time.monotonic()
-            note(f"choral: {done:,} rows; if this is stopped, the same command goes on")
+            note(f"choral: {done:,} rows; if this is stopped, the same command resumes")
 
     name, key = out.name.lower(), f"{loaded._digest} {ids} {everything}"
     encode = None if name.endswith(".parquet") else lambda found, first: _encoded(name, found, header=first)
@@ -186,7 +186,7 @@ def check_kind(loaded: Any, data: Path) -> None:
 def _beside(
     loaded: Any, frame: Any, data: Path, ids: list[str], own: tuple[str, ...], *, everything: bool, tell: bool = True
 ) -> dict[str, Any]:
-    """Return the columns of a table to show beside predictions, by names that these do not have; `tell` says which are others."""
+    """Return the columns of a table to show next to predictions, by names that these do not have; `tell` says which are others."""
     if frame is None:
         if ids or everything:
             asked = "--id" if ids else "--keep-columns"

@@ -30,7 +30,7 @@ from choral.cli.output import note
 
 _Usage: Any = typer.BadParameter.__mro__[2]  # the base of every error about words of the command line
 _LONGEST = 1000  # characters of a sentence
-_AGAIN = "run the same command again to go on from the last checkpoint."
+_AGAIN = "run the same command again to continue from the last checkpoint."
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -168,7 +168,7 @@ def told(
     from choral.ensemble.ensemble import understood_by
 
     if not quiet:
-        note(f"choral: understood as {ensemble.task}: {understood_by(ensemble)}.")
+        note(f"choral: task {ensemble.task}: {understood_by(ensemble)}.")
     auto = ensemble.info.get("auto", {"reasons": [], "tried": []})
     for line in (*endings(ensemble.info), *(f"{one}." for one in auto["reasons"][len(auto["tried"]) * heard :])):
         note(f"choral: {line}")
@@ -207,8 +207,8 @@ def endings(info: dict[str, Any]) -> list[str]:
     said, stopped, held = [], sorted(one["epoch"] for one in info.get("stopped", [])), info.get("out_of_fold")
     if info.get("ended") == "time_limit":
         said.append(
-            f"the time was up: {info['networks']} network(s) are kept, trained as far as they came; the same command with a larger "
-            "--time-limit, or none, goes on."
+            f"the time limit was reached: {info['networks']} network(s) are kept as they are; the same command with a larger "
+            "--time-limit, or none, continues."
         )
     elif stopped:
         span = f"{stopped[0]}" if stopped[0] == stopped[-1] else f"{stopped[0]} to {stopped[-1]}"

@@ -1,7 +1,7 @@
-"""Train one leaf: find its newest checkpoint, go on from it, write its members, then the manifest that names them.
+"""Train one leaf: find its newest checkpoint, continue from it, write its members, then the manifest that names them.
 
 Doing so again does nothing. Checkpoints, members and the log are the engine's, in a folder of the leaf. Two processes at the same leaf
-write the same bytes; the checkpoint of either is one to go on from. A leaf is known by a key: the plan with its data and seed, how it
+write the same bytes; the checkpoint of either is one to continue from. A leaf is known by a key: the plan with its data and seed, how it
 was settled, and the leaf's path. A manifest or checkpoint with another key belongs to another run. A reader trusts what a manifest
 names with its SHA-256, and nothing else.
 """
@@ -42,7 +42,7 @@ class Manifest:
     """What a trained leaf left."""
 
     members: dict[str, str]  # files of its members, each with its SHA-256
-    state: str | None  # SHA-256 of the file that other leaves go on from
+    state: str | None  # SHA-256 of the file that other leaves continue from
     failed: dict[Place, str]  # branches that diverged, each with a message
     counted: dict[str, float]  # this and the next as in a run's ledger
     stopped: list[dict[str, Any]]
@@ -215,13 +215,13 @@ def _members(store: MemberStore, leaf: Leaf) -> dict[str, str]:
 
 
 def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
-    """Return the branches that those of a leaf go on from, and those that were lost before it."""
+    """Return the branches that those of a leaf continue from, and those that were lost before it."""
     if leaf.after is None:
         return [], {}
     before = field.leaves[leaf.after]
     manifest = read_manifest(field.storage, field.plan, before)
     if manifest is None:
-        raise RunError(f"it goes on from leaf '{leaf.after}', which is not trained yet; run that one first.")
+        raise RunError(f"it continues from leaf '{leaf.after}', which is not trained yet; run that one first.")
     data = read_whole(field.storage, _state(before), manifest.state or "")
     if data is None:
         raise RunError(

@@ -1,7 +1,7 @@
 """Ray: leaves as tasks on a cluster, or on this machine. The extra `choral[ray]` installs it.
 
-A task trains one leaf after the one it goes on from; members go to the run's folder. When a worker or its machine dies, Ray starts the
-leaf elsewhere, where it goes on from its newest checkpoint. What a leaf itself raises is not tried again.
+A task trains one leaf after the one it continues from; members go to the run's folder. When a worker or its machine dies, Ray starts the
+leaf elsewhere, where it continues from its newest checkpoint. What a leaf itself raises is not tried again.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ class RayWorkers:
         warn(f"{wants}; waiting for one that joins.")
 
     def train(self, plots: Sequence[Plot]) -> dict[str, str]:
-        """Train leaves side by side, each after the one it goes on from; return those that could not be, each with the reason."""
+        """Train leaves side by side, each after the one it continues from; return those that could not be, each with the reason."""
         ray, tasks = self.ray, dict[Any, tuple[Plot, Leaf]]()
         how = {"num_cpus": self.cluster.cpus, "num_gpus": self.cluster.gpus, "max_retries": self.cluster.retries}
         remote = ray.remote(_train)
@@ -194,7 +194,7 @@ _UNDERSTOOD: dict[str, tuple[Any, Field]] = {}
 
 
 def _train(call: list[Any], run_dir: Any, path: str, key: str, after: Any) -> str:
-    """Train a leaf in a worker, behind the task of the leaf it goes on from; return the digest of its members. `call` holds the reference of the arguments."""
+    """Train a leaf in a worker, behind the task of the leaf it continues from; return the digest of its members. `call` holds the reference of the arguments."""
     import ray
 
     name = call[0].hex()

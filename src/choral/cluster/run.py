@@ -125,9 +125,9 @@ def prepare(
 
 @guarded
 def leaves(run_dir: str | Path | Store) -> list[dict[str, Any]]:
-    """Return the leaves of a prepared run: path, state, number of networks, members, the leaf each goes on from, epochs.
+    """Return the leaves of a prepared run: path, state, number of networks, members, the leaf each continues from, epochs.
 
-    A leaf is 'ready', 'begun' (there is a checkpoint), 'waiting' for the one it goes on from, 'done', or 'diverged'.
+    A leaf is 'ready', 'begun' (there is a checkpoint), 'waiting' for the one it continues from, 'done', or 'diverged'.
     """
     with opened(run_dir) as storage:
         return _states(storage, _planned(storage))
@@ -163,7 +163,7 @@ def run_leaf(
 ) -> dict[str, Any]:
     """Train one leaf of a prepared run, or find it trained; return its members' files, each with its SHA-256.
 
-    Killed and called again, here or elsewhere, it goes on from its newest checkpoint.
+    Killed and called again, here or elsewhere, it continues from its newest checkpoint.
 
     Args:
         run_dir: the folder.
@@ -266,7 +266,7 @@ def _refuse(plots: Sequence[Plot], failed: dict[str, str]) -> None:
     where = ", ".join(plot.field.storage.where for plot in plots)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
     raise RunError(
-        f"{reason.rstrip('.')}{more}. All that is trained is kept in {where}; the same command goes on from there."
+        f"{reason.rstrip('.')}{more}. All that is trained is kept in {where}; the same command continues from there."
     )
 
 

@@ -67,7 +67,7 @@ def compact(network: nn.Module, keep: Mapping[str, Tensor], example_input: Examp
     layer; where the bias cannot represent it (zero-padding, no bias), one such neuron stays, and its outgoing weights
     take over those of the others. Channels that cannot go - summed with live ones, under the statistics of a LayerNorm,
     read by attention or by a function with no rule - stay and are named in the report. The result is run on the example
-    beside the original; layers whose removal changes anything stay whole.
+    next to the original; layers whose removal changes anything stay whole.
 
     Args:
         network: any network; it is not changed.

@@ -328,7 +328,7 @@ def _measured(
 def trial_of(
     problem: Problem, *, weights: Any = None, ood: Any = None, corruptions: Sequence[str] | str = "all"
 ) -> Trial:
-    """Return what all methods are judged by: the test rows, strange ones (`ood`, or made from them), and corrupted ones of images."""
+    """Return what all methods are judged by: the test rows, out-of-distribution ones (`ood`, or made from them), and corrupted ones of images."""
     x, shape, name = problem.x_test, problem.image_shape, "the given second data set"
     several = not isinstance(x, np.ndarray)
     if ood is None:

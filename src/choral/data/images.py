@@ -1,4 +1,4 @@
-"""Inputs as images of bytes and back, and a strange copy of any test set to try ensembles on."""
+"""Inputs as images of bytes and back, and an out-of-distribution copy of any test set to try ensembles on."""
 
 import numpy as np
 

@@ -194,7 +194,7 @@ def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Proble
     """Return a problem whose training rows count by their classes, and the weights by the names of classes.
 
     'balanced' lets every class count the same in all, n / (classes * rows of the class), so that weights average 1 over the rows. Other
-    weights are a dict by class, or the words of the shell ('yes=5,no=1'); classes not named count 1. Weights that rows have are multiplied.
+    weights are a dict by class, or the words of the command line ('yes=5,no=1'); classes not named count 1. Weights that rows have are multiplied.
     """
     if problem.task != "classification" and problem.likelihood != "bernoulli":
         raise InputError(

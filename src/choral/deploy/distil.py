@@ -76,7 +76,7 @@ def distil(
 
 
 def _classes(found: Classification, split: bool, temperature: float) -> tuple[Tensor, Likelihood]:
-    """Return probabilities, with the logarithm of a precision beside them if there is a split."""
+    """Return probabilities, and the logarithm of a precision if there is a split."""
     probs, axis = replace(found, logits=found.logits / temperature).probs, found.axis
     if not split:
         return probs, SoftClasses(temperature=temperature, axis=axis)

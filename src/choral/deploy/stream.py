@@ -1,4 +1,4 @@
-"""A large table made into predictions chunk by chunk: the memory of one chunk, and a run that was killed goes on where it stopped."""
+"""A large table made into predictions chunk by chunk: the memory of one chunk, and a run that was killed continues where it stopped."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def by_chunks(
 ) -> int:
     """Write what is made of each chunk of a table into another one, whole or not at all; return the number of rows.
 
-    Chunks that are done stand in a folder beside `out` until all are. The same call goes on with them; one for other data, or
+    Chunks that are done stand in a folder next to `out` until all are. The same call continues with them; one for other data, or
     another key, starts again.
 
     Args:
@@ -66,7 +66,7 @@ def by_chunks(
             done += len(frame)
             tell(done)
     finally:
-        if not any(folder.glob("*.parquet")):  # nothing to go on with
+        if not any(folder.glob("*.parquet")):  # nothing to continue with
             shutil.rmtree(folder)
     try:
         schema = pa.unify_schemas(

@@ -1,4 +1,4 @@
-"""Checkpoints: where a run stands, so that the same call goes on from there.
+"""Checkpoints: where a run stands, so that the same call continues from there.
 
 A plan is walked in a fixed order; a checkpoint says how many leaf phases are done, how many epochs of the running one,
 and holds the state of every open stack: the one being worked on and the fork parents above it. Each stack is one
@@ -70,7 +70,7 @@ class Branch:
 
 @dataclass
 class Stack:
-    """Branches that are trained together, and the places of those they go on from; `version` is the (position, epoch) of the last change."""
+    """Branches that are trained together, and the places of those they continue from; `version` is the (position, epoch) of the last change."""
 
     branches: list[Branch]
     origins: Sequence[Place]

@@ -159,7 +159,7 @@ def operations(network: nn.Module, rows: int, run: Callable[[], Any]) -> float:
 def threads_for(operations: float, rows: int, *, together: int = 1) -> int:
     """Return the number of threads for forward passes of some rows: one for small ones, all that the user allows for others.
 
-    Threads wait for each other after every operation: a perceptron of 3 x 128, batch 128, trains 1.27 times slower with two than with
+    Threads wait for each other after every operation: an MLP of 3 x 128, batch 128, trains 1.27 times slower with two than with
     one on a free machine, and 3.7 times on a busy one. The rule looks at sizes alone, so that equal calls give equal bits.
     `operations` are those of one row and network; `together` counts networks whose products are one operation.
     """

@@ -66,7 +66,7 @@ class Group:
         self.trainer.mount([branch.reached for branch in self.branches], self.keys)
 
     def take_out(self) -> None:
-        """Give the branches that go on their states."""
+        """Give the branches that continue their states."""
         self._set(self.trainer.states())
 
     def _set(self, states: Sequence[State]) -> None:
@@ -151,7 +151,7 @@ class Epochs:
             self._begin()
         if not self.phase.epochs or (begin == 0 and self.run.is_late):
             return self._end()
-        if self.run.is_late:  # a run goes on to wind up
+        if self.run.is_late:  # a run continues to wind up
             self._stop(begin, "time_limit")
             return self._end()
         self._mount([branch for branch in self.branches if branch.watch.mounted])
@@ -220,7 +220,7 @@ class Epochs:
         self.run.ledger.stop(branch.place + self.suffix, epoch=epoch, epochs=self.phase.epochs, **about)
 
     def _going(self) -> list[Branch]:
-        """Return the branches that go on."""
+        """Return the branches that continue."""
         return [b for b in self.branches if b.goes_on and not self.run.ledger.is_lost(b)]
 
     def _epoch(self, epoch: int) -> None:

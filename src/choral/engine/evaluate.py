@@ -2,7 +2,7 @@
 
 An evaluator holds networks of equal shapes and returns (network, member * draws, batch, ...). States are never changed and every call
 runs a module tree of its own, so that an ensemble may be asked from several threads at once. What a row gets does not depend
-on the rows beside it, up to rounding: what choral's layers draw belongs to a pass, not to a row. Networks whose forward code draws by
+on other rows of the batch, up to rounding: what choral's layers draw belongs to a pass, not to a row. Networks whose forward code draws by
 other means, writes into its input or keeps something between calls are found out on the first points, and run one by one as they are.
 
 Several passes of a network that draws are mapped together: what comes before the first draw is computed once, what comes after it in one
@@ -195,7 +195,7 @@ class PlainEvaluator:
             return torch.stack([torch.cat([self._of(n, chunk) for chunk in chunks], 1) for n in self.numbers])
 
     def look(self, few: Batch) -> None:
-        """Find out, on a few points, what the network does beside computing; a wrong input fails here."""
+        """Find out, on a few points, what the network does besides computing; a wrong input fails here."""
         trees = self.trees(self.numbers[0])
         before = {n: b.clone() for n, b in trees.pristine.named_buffers()}
         given = copied(few)
@@ -244,7 +244,7 @@ class PlainEvaluator:
 
 
 class StackedEvaluator:
-    """Small networks in one mapped call for few points (20 perceptrons 8-50-1: 1.7 times faster for 100 rows), one by one for many."""
+    """Small networks in one mapped call for few points (20 MLPs 8-50-1: 1.7 times faster for 100 rows), one by one for many."""
 
     def __init__(self, plain: PlainEvaluator):
         self.plain, self.numbers, self.operations = plain, plain.numbers, plain.operations

@@ -41,9 +41,9 @@ EVENTS: dict[str, dict[str, Any]] = {
     "operator": {"name": str, "place": str, "density?": float},
     # a network has become a member
     "collected": {"place": str},
-    # a run goes on from a checkpoint
+    # a run continues from a checkpoint
     "resumed": {"position": int, "epoch": int, "counted": dict[str, float]},
-    # a branch was lost; the others go on
+    # a branch was lost; the others continue
     "diverged": {"place": str, "message": str},
     # a branch stopped before its budget ('patience', 'time_limit', 'selection' or 'diverged')
     "stopped": {"place": str, "epoch": int, "epochs": int, "best_epoch": int, "best": float | None, "reason": str},

@@ -1,7 +1,7 @@
 """The executor and the threads of a run, chosen by sizes and layers alone, so that equal calls give equal members.
 
 'sequential' trains branches one by one and keeps one network in memory; 'vectorized' trains equal-shaped branches stacked. On a processor
-'auto' stacks networks of fewer than 200,000 parameters without convolutions: stacks of four perceptrons of 2 x 128 and 2 x 256 take 0.80
+'auto' stacks networks of fewer than 200,000 parameters without convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80
 of the time, of 2 x 512 1.3 times, LeNet-S 1.5 to 1.9 times.
 """
 

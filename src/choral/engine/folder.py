@@ -9,7 +9,7 @@ leaves/        of a run that is cut into leaves (`choral.cluster`): where each o
 likelihood.json  what was estimated on the members' residuals (a noise); made again if it is lost
 results.json   what it cost; made again if it is lost
 out_of_fold.safetensors  what members say about the training points held out of them, if there are folds; made again if it is lost
-Others write beside it: evaluation.json (comparison), report.json, report.html and figures/ (the report), and into the folder of a
+Others write next to it: evaluation.json (comparison), report.json, report.html and figures/ (the report), and into the folder of a
 comparison comparison.json. Each file has one writer.
 """
 

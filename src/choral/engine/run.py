@@ -1,7 +1,7 @@
 """Run a plan: train its leaves one after the other, phase by phase, with checkpoints on the way; and say what it cost.
 
 Stacks of one branch are the sequential executor, larger ones are trained together. Each phase of a leaf has a position in the run, so
-a checkpoint needs only the position and the states that later phases go on from.
+a checkpoint needs only the position and the states that later phases continue from.
 """
 
 import math
@@ -39,11 +39,11 @@ class Leaf:
 
     path: str
     branches: tuple[Place, ...]  # where they begin
-    origins: tuple[Place, ...]  # the branches of `after` that each of them goes on from
-    after: str | None  # path of the leaf it goes on from
+    origins: tuple[Place, ...]  # the branches of `after` that each of them continues from
+    after: str | None  # path of the leaf it continues from
     steps: list[tuple[Phase, Place]] = field(default_factory=list)  # with places from where the branches begin
     members: list[int] = field(default_factory=list)  # numbers of those it collects
-    is_parent: bool = False  # whether other leaves go on from it
+    is_parent: bool = False  # whether other leaves continue from it
 
     @property
     def folder(self) -> str:
@@ -120,7 +120,7 @@ class Run:
     store: MemberStore  # where members go
     checkpoints: Checkpoints | None  # where states go
     log: Log  # where events go
-    open: dict[str, Stack] = field(default_factory=dict)  # leaves that others go on from, by their paths
+    open: dict[str, Stack] = field(default_factory=dict)  # leaves that others continue from, by their paths
 
     def __post_init__(self) -> None:
         job = self.job
@@ -133,8 +133,8 @@ class Run:
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self.setup = 0.0  # seconds of this call before training, where time is limited
-        self.cut: list[int] = []  # members that were collected after the time was up
-        self._is_winding_up = False  # the checkpoint from which a call with more time goes on is there, and stays
+        self.cut: list[int] = []  # members that were collected after the time limit was reached
+        self._is_winding_up = False  # the checkpoint from which a call with more time continues is there, and stays
         self.member_of = collected(self.plan)
         visits = Visitor(start=self._act, change=self._act, train=self._train, collect=self._collect)
         self._visitor: Visitor[Stack] = visits
@@ -156,7 +156,7 @@ class Run:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time is up, that of all parts of a resumed run; one epoch is trained in any case."""
+        """Whether the time limit is reached, that of all parts of a resumed run; one epoch is trained in any case."""
         counted, limit = self.ledger.counted, self.job.compute.time_limit
         if limit is None or not counted["epochs"]:
             return False
@@ -222,7 +222,7 @@ class Run:
         )
 
     def train(self) -> None:
-        """Train the leaves in turn; one that others go on from is held until the last of them begins."""
+        """Train the leaves in turn; one that others continue from is held until the last of them begins."""
         last = {leaf.after: i for i, leaf in enumerate(self.leaves)}
         for i, leaf in enumerate(self.leaves):
             held = self.open[leaf.after].branches if leaf.after is not None else ()
@@ -280,7 +280,7 @@ class Run:
             place, needs = branch.place + suffix, phase.needs if isinstance(phase, Operator) else ()
             if self.is_late and needs and not set(needs) <= branch.reached.slots.keys():
                 raise RunError(
-                    f"the time was up before training had given what {type(phase).__name__} makes members of; give a larger time_limit."
+                    f"the time limit was reached before training had given what {type(phase).__name__} makes members of; give a larger time_limit."
                 )
             context = self.context(place, branch.variant, branch.state)
             branch.state = state = acted(phase, branch.state, context)
@@ -294,7 +294,7 @@ class Run:
         for branch in self._sound(stack, suffix):
             number = self.member_of[branch.place + suffix]
             if self.is_late and not branch.is_new:
-                continue  # nothing came of it before the time was up
+                continue  # nothing came of it before the time limit was reached
             branch.is_new = False
             if self.wanted is None or self.wanted.pop(number, None) is not None:
                 self.store.put(number, branch.reached)
@@ -363,7 +363,7 @@ class Run:
             one.version = (self.snapshot.position, self.snapshot.epoch)
 
     def _keep_late(self, stack: Stack, position: int, epoch: int) -> None:
-        """Take the last checkpoint once the time is up: from there a call with more time goes on."""
+        """Take the last checkpoint once the time limit is reached: from there a call with more time continues."""
         if self.is_late and not self._is_winding_up:
             stack.version = max(stack.version, (position, epoch))
             self._checkpoint(stack, position, epoch, due=True)
@@ -452,12 +452,12 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple
         if gone:
             raise RunError(
                 f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
-                "where the clock had left it. Go on with a larger time_limit or none, or use another run_dir."
+                "where the clock had left it. Continue with a larger time_limit or none, or use another run_dir."
             )
         lost = {}
     begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
     if lost and begun != now:
-        said = f"{folder} was begun with {begun} and goes on with {now}"
+        said = f"{folder} was begun with {begun} and continues with {now}"
         warn(f"{said}; members agree with an unbroken run to rounding, not bit for bit.")
     return finished or not (lost or run.checkpoints), costs, lost
 
@@ -486,7 +486,7 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
     missing = run.store.missing(count)
     kept = [number for number in range(count) if number not in missing]
     if not kept:
-        raise RunError("the time was up before any member had been trained; give a larger time_limit.")
+        raise RunError("the time limit was reached before any member had been trained; give a larger time_limit.")
     if missing and not run.is_late:
         raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]

@@ -33,7 +33,7 @@ from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.structures.base import Structure
 
-_SCALE = "loss_scale/"  # in a branch's memory, beside what the optimizer remembers
+_SCALE = "loss_scale/"  # in a branch's memory, next to what the optimizer remembers
 _FIRST, _LEAST, _PATIENCE = 2.0**16, 2.0**-14, 2000  # the scale doubles after so many steps in which nothing overflowed
 
 
@@ -127,7 +127,7 @@ _recording = threading.Lock()  # make_fx patches nn.Module while it runs, and tw
 def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[..., Any]:
     """Return the operations a function performs on tensors like the example, as a function of its own.
 
-    For small networks most of a mapped step is Python: vmap, functional_call, autograd. 20 perceptrons (8-50-1,
+    For small networks most of a mapped step is Python: vmap, functional_call, autograd. 20 MLPs (8-50-1,
     600 steps) train 1.8 times faster by a record. It holds sizes as constants, so it is for these shapes alone, and no randomness: a step that draws is never recorded.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -143,7 +143,7 @@ def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[...,
 def _simplify(module: GraphModule) -> None:
     """Leave out views to the shape there is, compute constants once and call operations by name: the same values.
 
-    20 perceptrons (8-50-1, batch 100) train 1.3 times faster so; calls through `torch.ops` take a microsecond more.
+    20 MLPs (8-50-1, batch 100) train 1.3 times faster so; calls through `torch.ops` take a microsecond more.
     """
     operations = [node for node in module.graph.nodes if isinstance(node.target, type(_ops.view.default))]
     if any(node.target._schema.is_mutable for node in operations):
@@ -481,7 +481,7 @@ class StackedTrainer(_Trainer):
         """Return the recorded step for these shapes, or None where steps must be mapped afresh.
 
         A record holds sizes as constants, so each number of rows and of stacked networks has one of its own.
-        The rule depends on the network and the phase alone, so a resumed run takes the same way as an unbroken one.
+        The rule depends on the network and the phase alone, so a resumed run takes the same way as an uninterrupted one.
         """
         if not self._recordable:
             return None

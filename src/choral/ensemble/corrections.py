@@ -43,7 +43,7 @@ def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
 
 
 def staying(values: Sequence[Correction], asked: Mapping[str, Any]) -> tuple[Correction, ...]:
-    """Return what stays when those `asked` for are fitted: the weights of all members, unless members are weighed or selected anew."""
+    """Return what stays when those `asked` for are fitted: the weights of all members, unless members are weighted or selected anew."""
     kinds = {type(value) for value in values}
     if MemberSelection in kinds or any(asked.get(name) for name in ("select", "stacking")):
         return ()
@@ -69,7 +69,7 @@ def fit_corrections(
         select: choose at most this many members greedily by log score.
         temperature: divide logits by one number for the 'ensemble' or one for each 'member' (classification).
         stacking: weigh members by the log score of their mixture.
-        level: coverage promised by conformal sets or intervals; none are fitted if None.
+        level: nominal coverage of conformal sets or intervals; none are fitted if None.
         conformal: one of the prediction's `rules`, the first of them if None: 'aps' or 'raps' for classes ('raps' with
             penalty 0.01 beyond 2 classes); 'scaled' (by the predicted deviation), 'residual' or 'quantile' (the mixture's
             own interval, corrected) for regression.

@@ -334,7 +334,7 @@ class Ensemble:
 
     @property
     def _numbers(self) -> list[int]:
-        """The places of its networks in the plan: all of them, unless the time was up before."""
+        """The places of its networks in the plan: all of them, unless the time limit was reached before."""
         return list(range(self._count) if self._store.numbers is None else self._store.numbers)
 
     def _of_networks(self, numbers: Sequence[int]) -> "Ensemble":

@@ -152,7 +152,7 @@ def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[
     targets = prediction.targets(found.y)
     scores = scores_of(prediction, targets, found.weights)
     about: dict[str, Any] = {"folds": len(found.folds.unique()), "rows": len(found.y), "scores": scores}
-    if not prediction.rules or found.outputs.dim() != 3 or about["folds"] < 2:  # the time was up after one fold
+    if not prediction.rules or found.outputs.dim() != 3 or about["folds"] < 2:  # stopped after one fold
         return about, ()
     covered, counts = [], prediction.counts(targets)
     for fold in found.folds.unique():

@@ -1,6 +1,6 @@
 """Layers of networks for tables: piecewise-linear and periodic features, and layers that can be skipped.
 
-A perceptron on standardized numbers learns sharp steps slowly; given each number as its place among quantiles, or as waves, it
+An MLP on standardized numbers learns sharp steps slowly; given each number as its place among quantiles, or as waves, it
 learns them at once. Everything here is plain layers (a look-up without parameters, a convolution with one group for each feature), so
 that every structure converts it.
 
@@ -55,7 +55,7 @@ def quantile_edges(x: Tensor | np.ndarray, *, bins: int = 48) -> tuple[tuple[flo
 class Piecewise(nn.Module):
     """Each number as its place in bins: 0 before a bin, 1 behind it, the part of it in between (Equation 1).
 
-    The first and last bins go on beyond their edges, so that nothing is lost outside the training range.
+    The first and last bins continue beyond their edges, so that nothing is lost outside the training range.
 
     >>> Piecewise([(0.0, 1.0, 3.0), ()])(torch.tensor([[2.0, 7.0]])).tolist()
     [[1.0, 0.5, 7.0]]

@@ -273,7 +273,7 @@ def partition(
         flat[rest] = torch.arange(rest.numel()) % members
         owners = split(flat, cells.sizes) if size else {}
     else:
-        dealt = 0  # dealing goes on from layer to layer, so that totals differ by at most one too
+        dealt = 0  # dealing continues from layer to layer, so that totals differ by at most one too
         for name, n in cells.sizes.items():
             owner = torch.empty(n, dtype=torch.long)
             owner[torch.randperm(n, generator=generator)] = (torch.arange(n) + dealt) % members

@@ -57,7 +57,7 @@ def checked_probs(probs: Tensor, *, members: bool = False) -> Tensor:
 
 
 def checked_labels(labels: Tensor, probs: Tensor) -> Tensor:
-    """Return labels (batch,) as int64 beside the probs (..., batch, class); raises InputError when they do not fit them."""
+    """Return labels (batch,) as int64 next to the probs (..., batch, class); raises InputError when they do not fit them."""
     batch, classes = probs.shape[-2:]
     labels = torch.as_tensor(labels)
     if labels.is_floating_point() or labels.is_complex() or tuple(labels.shape) != (batch,):

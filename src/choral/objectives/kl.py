@@ -1,7 +1,7 @@
 """Gaussian posteriors and node gates by parameter name, and closed-form KL divergences from the priors.
 
 A Gaussian posterior over a tensor X is the pair of parameters `X_mean` and `X_rho`, with standard deviation
-softplus(rho). A node gate is a parameter `gate_logit` (inclusion probability gamma = sigmoid(gate_logit)) beside a
+softplus(rho). A node gate is a parameter `gate_logit` (inclusion probability gamma = sigmoid(gate_logit)) next to a
 buffer `frozen_gate`: -1 where the gate is still drawn, 0 or 1 where it is fixed. Layers create these names,
 penalties and the functions below find them again; all of them are pure functions of one member's dicts. The penalties are
 sums over parameters, as the convention in `penalties.py` asks: the loss gets KL / N.

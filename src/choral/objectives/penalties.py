@@ -180,7 +180,7 @@ class PatchedL2(Penalty):
     Args:
         precision: tau, the inverse prior variance of weights.
         bias_precision: rho, that of biases; tau if None.
-        zero: probability of a component fixed at 0 beside the trained one, as in `choral.layers.bayesian.patched.Mixture`.
+        zero: probability of a component fixed at 0 next to the trained one, as in `choral.layers.bayesian.patched.Mixture`.
         include: patterns of the parameters it concerns; all by default.
         exclude: patterns of parameters it leaves alone.
 

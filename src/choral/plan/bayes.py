@@ -1,6 +1,6 @@
 """Bayesian operators: anchors and their walks, perturbed posteriors, frozen gates and what becomes of closed ones.
 
-A walk has two pure functions: `start` draws the first anchor, `step` moves it a little. All it needs to go on is a pair
+A walk has two pure functions: `start` draws the first anchor, `step` moves it a little. All it needs to continue is a pair
 of flat dicts, the anchor and the memory, so a chain can be stored and resumed. Short steps keep the next training short;
 a walk that keeps its direction still spans the prior.
 """
@@ -190,7 +190,7 @@ class _Walking(Operator, ABC):
     """Operators that draw something from a prior, or move it there by one step of a walk.
 
     Args:
-        walk: how anchors move; its memory is kept beside the anchor.
+        walk: how anchors move; its memory is kept next to the anchor.
         prior_std: standard deviation of the Gaussian prior on every parameter.
         scaled: divide it, and the steps of the walk, by the root of a weight's inputs (`choral.objectives.penalties.scale`).
     """

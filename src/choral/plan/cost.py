@@ -43,7 +43,7 @@ def cost(plan: Phase) -> Cost:
 
 
 def begun(plan: Phase) -> int:
-    """Return how many networks a plan begins: branches that start anew, not rounds that go on.
+    """Return how many networks a plan begins: branches that start anew, not rounds that continue.
 
     >>> from choral.plan.operators import Reset
     >>> from choral.plan.phases import fork, repeat, seq

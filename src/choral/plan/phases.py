@@ -1,7 +1,7 @@
 """Phases: the steps a plan is made of, and the combinators that order them.
 
 `seq` runs phases one after the other; `repeat` runs one several times, each from the state the last one left; `fork`
-runs a body several times from the *same* state, and then goes on with that state. Only forks may run side by side.
+runs a body several times from the *same* state, and then continues with that state. Only forks may run side by side.
 A starter makes a network's first state, an operator turns one state into another; `Train` is carried out by the engine; `Collect` keeps a member.
 """
 
@@ -173,7 +173,7 @@ class Train(Phase):
         optimizer: what updates the weights.
         batch_size: points in a batch, 0 for as many as `fit` chooses; a last batch of a single point is left out (BatchNorm cannot train
             on it).
-        memory: 'fresh' starts the optimizer anew, 'carried' goes on with the memory of the phase before.
+        memory: 'fresh' starts the optimizer anew, 'carried' continues with the memory of the phase before.
         every: operators applied while training.
         select: chooses among the branches trained together, and weighs them, by held-out points; None keeps all alike.
         annealing: whether penalties that rise over a phase rise in this one; if not, they have their full weight at once.

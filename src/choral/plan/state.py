@@ -11,7 +11,7 @@ from choral.base.types import Params, Slots
 
 
 class Role(Enum):
-    """What the engine does with a slot, beside keeping it for the phases that follow."""
+    """What the engine does with a slot, besides keeping it for the phases that follow."""
 
     KEPT = "nothing"
     MASK = "weights of the same name are held at zero where it is False"
@@ -48,7 +48,7 @@ class State:
         form: how this network's shapes differ from the built one (JSON types), None if they do not.
 
     Tensors are in plain memory order here, whatever order a network on the device prefers: files know no other, and sums
-    over another order round differently, so that a resumed run would part from an unbroken one.
+    over another order round differently, so that a resumed run would part from an uninterrupted one.
     """
 
     params: Params

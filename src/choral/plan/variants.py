@@ -22,7 +22,7 @@ from choral.plan.optimizers import Optimizer
 
 FINITE = Limit(math.isfinite, "a finite number")
 OF_STEPS = ("rate", "dropout", "smoothing")
-"""Settings of a training step beside those of its optimizer."""
+"""Settings of a training step besides those of its optimizer."""
 
 
 @dataclass(frozen=True)

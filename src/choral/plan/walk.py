@@ -2,7 +2,7 @@
 
 A walk goes through a plan in the order in which it runs. It carries something from phase to phase (a state, a set of slots, a
 number), and a visitor says what becomes of it at each kind of phase. Repeats are written out unless `rounds` says otherwise; a
-fork's branches all begin with what the fork was reached with, and the walk goes on behind it with the same.
+fork's branches all begin with what the fork was reached with, and the walk continues behind it with the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -119,7 +119,7 @@ class Probabilities(Predictive):
     def _check_rows(self) -> None:
         if self.logits.dim() > 3:
             raise InputError(
-                "conformal sets promise coverage of exchangeable rows, which the positions of one row (pixels, tokens) are not; "
+                "conformal sets guarantee coverage for exchangeable rows, which the positions of one row (pixels, tokens) are not; "
                 "leave level out."
             )
 

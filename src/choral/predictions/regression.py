@@ -49,7 +49,7 @@ class _Real(Predictive):
 
     @abstractmethod
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
-        """Return the interval that holds the target with the promised probability (batch, target)."""
+        """Return the interval that holds the target with the nominal probability (batch, target)."""
 
     def covered(self, targets: Tensor) -> Tensor:
         """Return whether each interval holds its target (batch, target)."""
@@ -189,7 +189,7 @@ class Numbers(_Real):
         return low + torch.rand(low.shape, dtype=torch.float64, generator=generator(0, "ranks")) * (high - low)
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
-        """Return the interval that holds the target with the promised probability (batch, target)."""
+        """Return the interval that holds the target with the nominal probability (batch, target)."""
         rule = self.rule
         if isinstance(rule, ConformalQuantile):
             return rule.apply(*self.mixture_interval(rule.level))
@@ -427,7 +427,7 @@ class QuantileRegression(_Real):
         return low, high
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
-        """Return the outermost quantiles, corrected to hold the target with the promised probability."""
+        """Return the outermost quantiles, corrected to hold the target with the nominal probability."""
         low, high = self.rule.apply(*self.interval())
         return low, high
 
@@ -454,7 +454,7 @@ class QuantileRegression(_Real):
         }
 
     def joint_scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the promised coverage."""
+        """Return the nominal coverage."""
         return {"promised": self.levels[-1] - self.levels[0]}
 
     def details(self, targets: Tensor) -> dict[str, Any]:

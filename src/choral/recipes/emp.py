@@ -50,7 +50,7 @@ def emp(
     Args:
         layers: name patterns of further layers to patch.
         mixtures: other mixtures of patched layers, by name pattern (the first that fits); their future work has ECMP or dropout for
-            linear layers beside EMP for norms, and a component at zero beside K (`Mixture(zero=)`).
+            linear layers next to EMP for norms, and a component at zero next to K (`Mixture(zero=)`).
         precision: prior precision of the penalty of Equation 6; None leaves regularization to the optimizer's weight decay.
         bias_precision: prior precision of biases and shifts (rho in the paper); that of weights if None.
         alternations: coordinate descent (appendix C.2): so often are the shared weights trained alone, then the components alone; 0

@@ -23,7 +23,7 @@ def hyper_ensemble(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """Independent networks with hyper-parameters drawn at random, chosen and weighed by held-out points while they train.
+    """Independent networks with hyper-parameters drawn at random, chosen and weighted by held-out points while they train.
 
     Cost: training, memory and prediction of `members` networks.
 

@@ -107,6 +107,6 @@ def _schedule(tuning: str, training: Training) -> Schedule:
     rate, last = training.peak, training.full().at(1.0)
     if tuning == "constant" and last <= 0:
         raise InputError(
-            f"tuning='constant' goes on at the parent's last rate, which is 0 with schedule='{training.schedule}'; give another."
+            f"tuning='constant' continues at the parent's last rate, which is 0 with schedule='{training.schedule}'; give another."
         )
     return OneCycle(rate, start=rate / 100, end=rate * 1e-6) if tuning == "one_cycle" else Constant(last)

@@ -147,7 +147,7 @@ def joint(
 def arguments_of(
     other: Callable[P, Recipe], *, but: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Recipe]], Callable[P, Recipe]]:
-    """Give a function of a method the arguments and defaults of another method, all or all `but` some, beside its own."""
+    """Give a function of a method the arguments and defaults of another method, all or all `but` some, besides its own."""
     signature = inspect.signature(other)
     kept = [p for p in signature.parameters.values() if p.name not in but]
 

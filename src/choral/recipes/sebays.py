@@ -66,7 +66,7 @@ def sebays_freeze(
         explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 where no total is
             given, so that 3, 5 and 10 members take 450, 650 and 1,150 epochs.
         members: networks kept, of all branches together.
-        branches: perturbed copies that go on from the explored network, each with sequential phases of its own.
+        branches: perturbed copies that continue from the explored network, each with sequential phases of its own.
         freeze: how gates are fixed: 'draw' from their probabilities (the authors' code) or 'threshold' at one half.
         schedule: rate of an exploitation, relative to the exploration's: 'stepwise' (a tenth, then a hundredth), 'cosine'
             or 'linear_1' (a tenth down to a hundredth), 'linear_fge' (all the way down, then triangles).
@@ -94,7 +94,7 @@ def sebays_freeze(
 
 @arguments_of(sebays_freeze, but=("freeze", "frozen_kl"))
 def sebays_no_freeze(*, gates: PredictedGates = "median", **options: Any) -> Recipe:
-    """SeBayS whose gates go on learning, so that members differ in their sparsity too.
+    """SeBayS whose gates are trained further, so that members differ in their sparsity too.
 
     Args are those of `sebays_freeze`, without `freeze` and `frozen_kl`.
 

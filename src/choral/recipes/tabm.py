@@ -1,4 +1,4 @@
-"""TabM and TabM-mini: perceptrons for tables whose members share all weights but adapters and output layers.
+"""TabM and TabM-mini: MLPs for tables whose members share all weights but adapters and output layers.
 
 Reference: Gorishniy, Kotelnikov & Babenko, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling", ICLR 2025,
 arXiv:2410.24210, section 3; settings of the authors' package.

@@ -1,6 +1,6 @@
-"""TabPack: many perceptrons for tables with different hyper-parameters in one stack, chosen among while they train.
+"""TabPack: many MLPs for tables with different hyper-parameters in one stack, chosen among while they train.
 
-Reference: "TabPack", ICML 2026, arXiv:2607.05380 (64 perceptrons of width 384, depth 1 to 3, Muon for matrices, a greedy ensemble of at most 32).
+Reference: "TabPack", ICML 2026, arXiv:2607.05380 (64 MLPs of width 384, depth 1 to 3, Muon for matrices, a greedy ensemble of at most 32).
 """
 
 from choral.plan import Collect, LogUniform, Muon, OneOf, Reset, Resize, Select, Space, Uniform, fork
@@ -34,7 +34,7 @@ def tabpack(
     combine: Combine = "probs",
     training: Training | Paper = TRAINING,
 ) -> Recipe:
-    """Perceptrons with different depths, rates, decays and dropout in one stack, chosen while they train, for tables.
+    """MLPs with different depths, rates, decays and dropout in one stack, chosen while they train, for tables.
 
     Networks are `choral.models.tabular(..., hidden=(384,) * 3, dropout=0.1, skippable=True)`; each stops by itself with
     `fit(..., validation=0.2, early_stopping=EarlyStopping(patience=16))`. Other networks keep their depth, and their dropout if they have none.

@@ -27,7 +27,7 @@ _PALETTES = (
     "e8ebf0 a2abb9 323a46 1a2029 7aa9ff ffa65c 4ccfab f08fd4 dcbf4a ff8d83 b5a8ff 7cc9e0 d9a679 b3c76a ff9ec4 8f99a8",
 )
 LIGHT, DARK = ({n: f"#{code}" for n, code in zip(_NAMES, codes.split())} for codes in _PALETTES)
-COLORS = 12  # later methods have the same colors with other dashes, and their names beside their lines
+COLORS = 12  # later methods have the same colors with other dashes, and their names next to their lines
 
 
 @contextmanager

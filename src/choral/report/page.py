@@ -82,7 +82,7 @@ def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
     """Write report.html, figures/ and report.json from a run, a comparison or a folder of runs; return the page's path.
 
     The page holds everything it needs and asks the network for nothing. Figures are also written as SVG (light and dark)
-    and PNG. Every number on the page is in the report.json beside it, or a mean over seeds of numbers there.
+    and PNG. Every number on the page is in the report.json next to it, or a mean over seeds of numbers there.
 
     Args:
         folder: what `choral.fit` or `choral.compare` was given as run_dir.

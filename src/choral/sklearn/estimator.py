@@ -213,7 +213,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return table.inputs(X_val, path="X_val"), encoded
 
     def _prediction(self, X: Any) -> Any:
-        """Return all the ensemble says about some rows, in double precision: a row gets the same whatever stands beside it."""
+        """Return all the ensemble says about some rows, in double precision: a row gets the same whatever other rows there are."""
         check_is_fitted(self)
         frame = inputs.read(self, X, reset=False)
         table = self.ensemble_.table

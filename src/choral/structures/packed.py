@@ -25,7 +25,7 @@ class Packed(JointStructure):
 
     Args:
         members: M.
-        width: alpha, the width of all members together over the width of the plain network. None gives members of small perceptrons
+        width: alpha, the width of all members together over the width of the plain network. None gives members of small MLPs
             its full width, which costs `members` times its operations, and all others 2.
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.

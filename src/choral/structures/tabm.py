@@ -47,7 +47,7 @@ class TabM(JointStructure):
 
     Every parameter gets the gradient of the mean loss over all members, as in the authors' code, and weight decay.
 
-    Differs from the paper: any network can be converted, not a perceptron alone.
+    Differs from the paper: any network can be converted, not an MLP alone.
     """
 
     averages: ClassVar[bool] = True

@@ -86,7 +86,7 @@ class Column(Value, ABC):
     name: str
     missing: bool = False
     unread: int = 0
-    reason, beside = "", False  # why it is left out, and whether it is shown beside predictions
+    reason, beside = "", False  # why it is left out, and whether it is shown next to predictions
 
     @property
     def width(self) -> int:
@@ -475,7 +475,7 @@ def ranks_of(cells: Cells, values: tuple[str, ...]) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutColumn(Column):
-    """A column that is not an input, and why; later tables need not have it. Ids are shown beside predictions."""
+    """A column that is not an input, and why; later tables need not have it. Ids are shown next to predictions."""
 
     reason: str
     beside: bool = False
@@ -484,7 +484,7 @@ class LeftOutColumn(Column):
     @property
     def detail(self) -> str:
         """Why."""
-        return self.reason + "; kept beside predictions" * self.beside
+        return self.reason + "; shown next to predictions" * self.beside
 
 
 def check_names(names: tuple[str, ...], what: str) -> None:

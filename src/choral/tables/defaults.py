@@ -83,7 +83,7 @@ def is_small(problem: Problem) -> bool:
 def is_quick(problem: Problem) -> bool:
     """Return whether narrow networks that stop soon are as good: classifiers of small tables.
 
-    Regression with little noise goes on improving for long (NLL of yacht 1.69 so, 0.22 with time; of concrete 2.94 and 2.76,
+    Regression with little noise continues improving for long (NLL of yacht 1.69 so, 0.22 with time; of concrete 2.94 and 2.76,
     on held-out parts of training rows).
     """
     return is_small(problem) and problem.task == "classification"
@@ -95,7 +95,7 @@ def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
 
 
 def default_model(problem: Problem, *, validated: bool = False, least: int = LEAST_ROWS, networks: int = 1) -> str:
-    """Return the network for a problem: 'lenet_s' for images of at least 28 pixels, else a multilayer perceptron.
+    """Return the network for a problem: 'lenet_s' for images of at least 28 pixels, else an MLP.
 
     Bins of numbers serve tables of `least` rows best where training is `validated`; large tables get bins that each column embeds on its own,
     and dropout (RMSE is 4 % smaller on power and california), unless many `networks` are trained side by side.

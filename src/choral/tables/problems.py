@@ -51,7 +51,7 @@ class Columns:
 
     @property
     def given(self) -> list[str]:
-        """The options that were given, as the shell writes them."""
+        """The options that were given, as the command line writes them."""
         held = {"--target": self.target, "--drop": self.drop, "--id": self.ids, "--order": self.orders}
         return [n for n, v in (held | {"--group": self.group, "--time": self.time}).items() if v]
 

@@ -324,7 +324,7 @@ class Cells:
 
     @cached_property
     def commonest_unit(self) -> str:
-        """What most numbers have behind or before them (kg, %, $), if anything; beside a currency, numbers alone are amounts of it."""
+        """What most numbers have behind or before them (kg, %, $), if anything; next to a currency, numbers alone are amounts of it."""
         if self._is_typed:
             return "seconds" if self._is_span else ""
         values, units, _ = self._parsed

@@ -98,10 +98,10 @@ class Judge:
         return ensemble.outputs(self.x) if self.apart or found is None else found.outputs
 
     def lacks(self, ensemble: Ensemble) -> str:
-        """Return a sentence if the time was up before members of all folds were trained; nothing if a candidate can be judged."""
+        """Return a sentence if the time limit was reached before members of all folds were trained; nothing if a candidate can be judged."""
         if self.found is None or torch.equal(self.found.points, ensemble._out_of_fold.points):
             return ""
-        return "not all rows were held out of its members before the time was up"
+        return "not all rows were held out of its members before the time limit was reached"
 
     def finish(self, made: Ensemble, outputs: Tensor, shares: Sequence[float]) -> None:
         """Give the chosen ensemble the scores, and the conformal rule, of rows out of fold."""
@@ -271,7 +271,7 @@ class _Tried:
 
     @property
     def cut(self) -> bool:
-        """Whether the time was up before it was trained."""
+        """Whether the time limit was reached before it was trained."""
         return self.ensemble is not None and self.ensemble.info.get("ended") == "time_limit"
 
 
@@ -333,7 +333,7 @@ class _Search:
     def others(self, first: _Tried, others: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
         """Return the other candidates that are trained, each with its epochs; light ones whatever the first took."""
         if first.cut:
-            self.notes.append("no others were tried: the time was up")
+            self.notes.append("no others were tried: the time limit was reached")
             return []
         if first.ensemble is None:
             return [(one, one.epochs) for one in others]
@@ -381,7 +381,7 @@ def search(
         others = found.others(first, candidates[1:])
         for number, (candidate, epochs) in enumerate(others):
             if found.left <= 0:
-                found.notes.append(f"{candidate.name} was not tried: the time was up")
+                found.notes.append(f"{candidate.name} was not tried: the time limit was reached")
             else:
                 found.attempt(candidate, epochs, len(others) - number)
         found.repeat([(candidates[0], candidates[0].epochs), *others], rounds)

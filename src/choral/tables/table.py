@@ -67,7 +67,7 @@ class Table(Value):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Columns that are shown beside predictions, if a table has them."""
+        """Columns that are shown next to predictions, if a table has them."""
         return tuple(c.name for c in self.columns if c.beside)
 
     def describe(self) -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ def with_target(frame: Any, target: str, path: str) -> Any:
     warn(f"{path}: {absent.sum():,} of {len(frame):,} row(s) have no value of the target '{target}' and are left out.")
     kept = frame[~absent]
     if kept[target].dtype.kind == "f" and (kept[target] % 1 == 0).all():
-        return kept.assign(**{target: kept[target].astype(np.int64)})  # pandas makes reals of whole numbers beside gaps
+        return kept.assign(**{target: kept[target].astype(np.int64)})  # pandas made them real numbers, for gaps
     return kept
 
 
@@ -259,13 +259,13 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
         return "classification", f"its {cells.different} values are not numbers"
     held = np.unique(cells.own_numbers[np.isfinite(cells.own_numbers)])
     if held.tolist() == [0, 1]:
-        return "classification", "it holds only 0 and 1"
+        return "classification", "it contains only 0 and 1"
     written = cells.series.dtype.kind in "iu" or (not cells.is_number and all(map(_WHOLE.fullmatch, cells.held)))
     if written and len(held) <= _FEW:
         counts = bool(len(held) > 10 and held[0] in (0, 1) and held[-1] - held[0] < len(held))
         advice = "; if they are counts or a rating, use --likelihood poisson or --task regression" * counts
-        return "classification", f"it holds only {len(held)} different whole numbers{advice}"
-    said = f"it holds {len(held)} different numbers"
+        return "classification", f"it contains only {len(held)} different whole numbers{advice}"
+    said = f"it contains {len(held)} different numbers"
     return "regression", ", ".join(filter(None, [said, unit_in_words(cells.commonest_unit)]))
 
 

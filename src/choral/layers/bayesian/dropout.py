@@ -2,7 +2,7 @@
 
 Evaluation mode freezes BatchNorm and the like; these layers draw all the same, so that passes of a network in evaluation
 mode differ. In training every point of a batch has draws of its own. In evaluation a pass is one thinned network for all points, as
-in the papers' derivation, so that what a point gets does not depend on the points beside it. All draws go through `choral.base.draws`.
+in the papers' derivation, so that what a point gets does not depend on other points of the batch. All draws go through `choral.base.draws`.
 
 Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
 "Regularization of Neural Networks using DropConnect", ICML 2013.

@@ -134,7 +134,7 @@ class RealLikelihood(Likelihood, ABC):
         if self.scale is None:
             return super().understood() | {"targets": "in their own units"}
         mean, std = (", ".join(map(number, vs[:4])) for vs in (self.scale.mean, self.scale.std))
-        return super().understood() | {"targets": f"standardized (mean {mean}, deviation {std})"}
+        return super().understood() | {"targets": f"standardized (mean {mean}, standard deviation {std})"}
 
 
 @dataclass(frozen=True, kw_only=True)
