@@ -30,6 +30,7 @@ from choral import models
 from choral.base import draws
 from choral.engine.trainers import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
+from choral.layers.joint.network import channels_last
 from choral.layers.packed.networks import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
 from machine import RESULTS, write
@@ -74,9 +75,9 @@ def stepper(
 
 def laid_out(tensor: Any) -> Any:
     """Return a network or batch with channels last where it has channels."""
-    if isinstance(tensor, Tensor) and tensor.dim() != 4:
-        return tensor
-    return tensor.to(memory_format=torch.channels_last)
+    if isinstance(tensor, nn.Module):
+        return channels_last(tensor)
+    return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> tuple[Any, str]:
