@@ -217,6 +217,6 @@ def split(
         raise too_few(epochs, f"an exploration and {members} members of at least 1 epoch each", least)
     if first + members * each != epochs:
         raise InputError(
-            f"epochs is {epochs}, but {first} to explore and {members} times {each} to exploit are {first + members * each}; leave one of them out."
+            f"epochs is {epochs}, but {first} to explore and {members} times {each} to exploit are {first + members * each}; make them agree."
         )
     return first, each
