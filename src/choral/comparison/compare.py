@@ -260,7 +260,8 @@ def _problem(data: Any) -> Problem:
         raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
     columns = _columns(data)
     x_test, y_test = arranged(data[2], columns), arranged(data[3], columns, "y")
-    x, x_test = (made.numpy() if isinstance(made, Tensor) else made for made in map(as_inputs, (data[0], x_test)))
+    inputs: list[Any] = [as_inputs(x) for x in (data[0], x_test)]
+    x, x_test = (made.numpy() if isinstance(made, Tensor) else made for made in inputs)
     return Problem("arrays", x, np.asarray(data[1]), x_test, np.asarray(y_test))
 
 

@@ -57,7 +57,9 @@ class Trial:
         state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
         inputs = [pair for x in (self.x, self.ood) if x is not None for pair in batches.named_leaves(x)]
         held = [self.y, np.asarray(self.corrupted_rows, np.int64), *([] if self.weights is None else [self.weights])]
-        others = [("", x) for x in (*held, *(x for each in self.corrupted.values() for x in each))]
+        others: list[tuple[str, Any]] = [
+            ("", x) for x in (*held, *(x for each in self.corrupted.values() for x in each))
+        ]
         for name, rows in (*inputs, *others):
             state.update(f"{name}{rows.shape}{rows.dtype}".encode() + np.ascontiguousarray(rows).tobytes())
         return state.hexdigest()[:24]
