@@ -29,14 +29,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from sklearn.manifold import TSNE
 from torch import Tensor
+from torch.func import functional_call
 
 import choral
 import datasets
 import fidelity
 from choral import Compute, metrics
 from choral.comparison.evaluation import make_trial, sizes
-from choral.data import HorizontalFlip, Normalize, PadCrop, Transform
+from choral.data import HorizontalFlip, Normalize, PadCrop, Transform, prepare
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
 from choral.predictions import Predictive, brief_of, scores_of
@@ -167,6 +170,39 @@ def calibration(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     }
 
 
+def landscape(ensemble: Ensemble, row: Row, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    """Return the loss in the plane of three members, and by how much it rises between two, over the line of their own losses."""
+    network, labels = NETWORKS[row.network](CLASSES[row.data]).eval(), torch.as_tensor(y)
+    images = prepare(torch.as_tensor(x), transforms(row), training=False)
+    one, two, three = (state.params for state in list(ensemble.states())[:3])
+
+    def loss(a: float, b: float) -> float:
+        weights = {n: (1 - a - b) * one[n] + a * two[n] + b * three[n] for n in one}
+        with torch.no_grad():
+            return float(F.cross_entropy(functional_call(network, weights, (images,)), labels))
+
+    steps = np.linspace(0, 1, 9)
+    between = [loss(a, 0.0) for a in steps]
+    level = [(1 - a) * between[0] + a * between[-1] for a in steps]
+    surface = [[round(loss(a, b), 3) for a in np.linspace(-0.5, 1.5, 7)] for b in np.linspace(-0.5, 1.5, 7)]
+    return {"barrier": max(b - e for b, e in zip(between, level)), "surface": surface}
+
+
+def trajectory(prediction: Predictive, row: Row) -> dict[str, Any]:
+    """Return the places of all epochs' predictions in a plane (t-SNE), and how far members lie apart, over an epoch's way.
+
+    A member is the last epoch of an exploitation; an epoch's way is from the last but one to the last.
+    """
+    probs = prediction.member_probs.double().flatten(1).numpy()
+    explore, exploit, members = (row.options[n] for n in ("explore_epochs", "exploit_epochs", "members"))
+    each = max(1, round(exploit * len(probs) / (explore + members * exploit)))  # a trial has fewer epochs
+    last = [len(probs) - 1 - i * each for i in range(members)]
+    apart = [np.linalg.norm(probs[a] - probs[b]) for a in last for b in last if a < b]
+    within = [np.linalg.norm(probs[a] - probs[a - 1]) for a in last]
+    places = TSNE(perplexity=5, init="pca", random_state=0).fit_transform(probs)
+    return {"separation": float(np.mean(apart) / np.mean(within)), "trajectory": places.round(1).tolist()}
+
+
 def pruning(folder: Path) -> dict[str, Any]:
     """Return what the log says of nodes that left: the shares that remain, epoch by epoch."""
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -185,7 +221,11 @@ def losses(folder: Path) -> list[float]:
 def judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tuple[str, ...]) -> dict[str, Any]:
     """Return all measures of a trained line; those of a run that another table has judged alike are in its folder."""
     asked = repr(
-        (row.draws, replace(scale, rows=(), epochs=0, seeds=0, hours=0), sorted({*wanted} & {"curve", "losses"}))
+        (
+            row.draws,
+            replace(scale, rows=(), epochs=0, seeds=0, hours=0),
+            sorted({*wanted} & {"curve", "losses", "barrier"}),
+        )
     )
     place = folder / f"judged-{hashlib.blake2b(asked.encode(), digest_size=5).hexdigest()}.json"
     if not place.exists():
@@ -209,6 +249,10 @@ def _judged(ensemble: Ensemble, folder: Path, row: Row, scale: Scale, wanted: tu
         found |= against_reference(prediction, row.data)
     if "curve" in wanted:
         found["curve"] = [[s["members"], s["accuracy"]] for s in sizes(prediction, targets)]
+    if "barrier" in wanted:
+        found |= landscape(ensemble, row, x_test, y_test)
+    if row.checkpoints:
+        found |= trajectory(prediction, row)
     if "losses" in wanted:
         found["losses"] = losses(folder)
     return found

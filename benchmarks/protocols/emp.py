@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from choral import models
-from choral.layers.bayesian.patched import Mixture, family
+from choral.base import draws
+from choral.layers.bayesian.patched import Mixture, PatchedLayer, family
 from choral.plan import Adam
 from choral.recipes.training import Training
 from choral.structures import Patched
@@ -158,6 +159,38 @@ def ensemble_sizes() -> list[dict[str, Any]]:
     return [*lines, {"label": "MLP, EMP: more parameters", "ours": more, "paper": 1_129_100 - 1_009_900}]
 
 
+def simulated(mixture: Mixture, seed: int, hidden: int = 100) -> torch.Tensor:
+    """Return a function of the implicit prior (appendix D.1) on a grid from -10 to 10: one hidden layer of signs, drawn once."""
+    draw = torch.Generator().manual_seed(seed)
+    layers = [PatchedLayer(nn.Linear(*sizes), mixture) for sizes in ((1, hidden), (hidden, 1))]
+    for layer in layers:
+        for name, variance in (("weight", 5), ("bias", 20)):
+            value = layer.patches[name].data
+            value.copy_(variance**0.5 * torch.randn(value.shape, generator=draw))
+    with torch.no_grad(), draws.keyed(seed):
+        return layers[1](torch.sign(layers[0](torch.linspace(-10, 10, 20_000).unsqueeze(1)))).squeeze(1)  # type: ignore[no-any-return]
+
+
+def implicit_prior(count: int = 200) -> list[dict[str, Any]]:
+    """Return how many jumps functions of Figure 3 have: units whose two weights are both kept, a quarter of them with dropout."""
+
+    def jumps(name: str) -> float:
+        functions = [simulated(family(components=5, rate=0.5)[name], seed) for seed in range(count)]
+        return sum(int((f.diff() != 0).sum()) for f in functions) / count
+
+    dropped, patched = jumps("drop_connect"), jumps("emp")
+    cauchy = 100 * 2 / math.pi * math.atan(10 / 2)  # of 100 units, those with a border -b / w on the grid
+    return [
+        {"label": "EMP: jumps of a function", "ours": patched, "paper": cauchy, "tolerance": 0.02},
+        {
+            "label": "weights dropped by half: share of these jumps",
+            "ours": dropped / patched,
+            "paper": 0.25,
+            "tolerance": 0.05,
+        },
+    ]
+
+
 REGRESSION = ("ECMP", "EMP", "Dropout", "Ensemble")
 SETS = ("boston", "concrete", "energy", "power", "protein", "wine", "yacht")
 RMSE = """3.48 3.56 3.97 4.29
@@ -240,7 +273,8 @@ PROTOCOLS = (
              paper=UCI_PAPER, why="from the runs of emp-t12"),
     Protocol(id="emp-f1", title="Memory of GPUs by year", why="a survey of products"),
     Protocol(id="emp-f2", title="Assignment of weights", why="a diagram; the assignments are those of emp-t2"),
-    Protocol(id="emp-f3", title="Functions from the implicit prior", missing=True, why="sampling from the prior is not in choral"),
+    Protocol(id="emp-f3", title="Functions from the implicit prior", compute=implicit_prior,
+             why="the figure has no numbers: expected jumps of functions with its settings"),
     Protocol(id="emp-f4", title="Calibration curve, ResNet-18", measures=("reliability",), why=f"{IMAGENET}, {SHARED}",
              **_small(lambda s: tuple(line(s, SHORT[n]) for n in SHORT), 0.1)),
     Protocol(id="emp-f5", title="Calibration curve, PyramidNet", why=SHARED, measures=("reliability",),

@@ -46,6 +46,11 @@ def small_budget(
     )  # fmt: skip
 
 
+def children(**options: Any) -> tuple[Row, ...]:
+    """Return the two lines of children of LeNet-S."""
+    return tuple(row for row in small_budget("lenet_s", **options) if row.method == "prune_and_tune")
+
+
 def few(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Return lines on 2,000 images in batches of 32, for 'quick'."""
     return tuple(replace(r, points=2_000, training=replace(r.training or ADAM, batch_size=32)) for r in rows)
@@ -195,8 +200,10 @@ PROTOCOLS = (
     Protocol(
         id="pat-f1",
         title="Loss landscapes of children",
-        missing=True,
-        why="loss surfaces between members are not in choral",
+        measures=("barrier", "surface", "accuracy"),
+        quick=Scale(rows=children(points=5_000, batch_size=32), epochs=16, seeds=1, hours=0.1, test_rows=2_000),
+        cpu=Scale(rows=children(), epochs=16, seeds=1, hours=1),
+        why="a drawing in the paper; ours has the rise of the loss between two children, and the losses in the plane of three",
     ),
     Protocol(id="pat-f2", title="Anti-random sampling", why="a diagram; the masks are `pruning='anti_random'`"),
     Protocol(

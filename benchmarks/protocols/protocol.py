@@ -2,10 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from choral.base.errors import InputError
+from choral.plan import Collect, Part, Phase, Seq, seq
+from choral.plan.phases import Repeat, Train, opened
 from choral.recipes import METHODS
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training
@@ -33,6 +35,7 @@ class Row:
         points: training points, the first ones; None is all.
         augmented: whether images are padded, cropped and flipped; 'flip' only flips.
         draws: passes of each member that count at prediction; None is all.
+        checkpoints: whether the network after every epoch is kept as a member.
         paper: what the paper reports, by measure; accuracies in percent.
     """
 
@@ -46,10 +49,15 @@ class Row:
     points: int | None = None
     augmented: bool | str = False
     draws: int | None = None
+    checkpoints: bool = False
     paper: Mapping[str, float] = field(default_factory=dict)
 
     def recipe(self, factor: float = 1.0) -> Recipe:
         """Return the recipe with all epochs times a factor, or more where its method cannot do with so few."""
+        made = self._recipe(factor)
+        return replace(made, plan=by_epoch(made.plan)) if self.checkpoints else made
+
+    def _recipe(self, factor: float) -> Recipe:
         given = {n: max(1, round(factor * v)) if n in LENGTHS else v for n, v in self.options.items()}
         if self.training is not None:
             given["training"] = self.training
@@ -59,6 +67,22 @@ class Row:
             with contextlib.suppress(InputError):
                 return METHODS[self.method].call(budget=budget, **given)
         return METHODS[self.method].call(budget=self.epochs, **given)
+
+
+def by_epoch(phase: Phase) -> Phase:
+    """Return a plan that keeps the network after every epoch, and at no other time."""
+    match phase:
+        case Seq(phases=phases):
+            return seq(*(one for p in phases if not isinstance(p, Collect) for one in opened(by_epoch(p))))
+        case Repeat(body=body):
+            return replace(phase, body=by_epoch(body))
+        case Train(epochs=epochs):
+            parts = (Part(phase.schedule, i / epochs, (i + 1) / epochs) for i in range(epochs))
+            later = {"memory": "carried", "least_steps": 1}
+            trained = (replace(phase, epochs=1, schedule=p, **(later if i else {})) for i, p in enumerate(parts))
+            return seq(*(one for part in trained for one in (part, Collect())))
+        case _:
+            return phase
 
 
 @dataclass(frozen=True, kw_only=True)

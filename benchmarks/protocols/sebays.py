@@ -283,6 +283,11 @@ def faster(scale: str) -> tuple[Row, ...]:
     )
 
 
+def trajectories(scale: str) -> tuple[Row, ...]:
+    """Return the ensembles of Figure 1, with the networks after all epochs."""
+    return tuple(replace(sequential(scale, label, {}), checkpoints=True) for label in SEQUENTIAL)
+
+
 def _pair(
     hours: float,
     rows: Any,
@@ -337,7 +342,8 @@ PROTOCOLS = (
              **_pair(4, lambda s: varied(s, "schedule", RATES, TABLE_9), corruptions=ALL_CORRUPTIONS)),
     Protocol(id="sebays-t10", title="Diversity by learning rate", measures=(*DIVERSITY, "accuracy"),
              **_pair(0.2, lambda s: varied(s, "schedule", RATES, TABLE_10)), why="from the runs of sebays-t9"),
-    Protocol(id="sebays-f1", title="Trajectories of members", missing=True, why="needs checkpoints within phases"),
+    Protocol(id="sebays-f1", title="Trajectories of members", measures=("separation", "trajectory"), **_pair(1, trajectories),
+             why="the figure has no numbers: distance of predictions between members, over that of an epoch in an exploitation"),
     Protocol(id="sebays-f2", title="Parameters and operations left by epoch", measures=("parameters_remaining", "flops_remaining"), why="from the runs of sebays-t1; the paper's figure has no numbers but 50 % and 65 %",
              **_pair(0.1, lambda s: tuple(sequential(s, label, {"parameters_remaining": 0.5, "flops_remaining": 0.65})
                                           for label in ("SeBayS-Freeze", "SeBayS-No Freeze")), block=faster, again=EIGHT)),
