@@ -340,7 +340,8 @@ def new_lines(
             if arguments.only not in f"{row.network} {row.data} {row.label}" or key(head | own) in held:
                 continue
             recipe = row.recipe(factor)
-            measures = judged(*trained(row, recipe, seed, arguments), row, scale, protocol.measures)
+            found = judged(*trained(row, recipe, seed, arguments), row, scale, protocol.measures)
+            measures = {n: v for n, v in found.items() if not isinstance(v, list) or n in protocol.measures}
             settings = recipe.describe() | {
                 "augmented": row.augmented,
                 "draws": row.draws,

@@ -344,7 +344,7 @@ PROTOCOLS = (
              **_pair(0.2, lambda s: varied(s, "schedule", RATES, TABLE_10)), why="from the runs of sebays-t9"),
     Protocol(id="sebays-f1", title="Trajectories of members", measures=("separation", "trajectory"), **_pair(1, trajectories),
              why="the figure has no numbers: distance of predictions between members, over that of an epoch in an exploitation"),
-    Protocol(id="sebays-f2", title="Parameters and operations left by epoch", measures=("parameters_remaining", "flops_remaining"), why="from the runs of sebays-t1; the paper's figure has no numbers but 50 % and 65 %",
+    Protocol(id="sebays-f2", title="Parameters and operations left by epoch", measures=("parameters_remaining", "flops_remaining", "parameters_by_epoch", "flops_by_epoch"), why="from the runs of sebays-t1; the paper's figure has no numbers but 50 % and 65 %",
              **_pair(0.1, lambda s: tuple(sequential(s, label, {"parameters_remaining": 0.5, "flops_remaining": 0.65})
                                           for label in ("SeBayS-Freeze", "SeBayS-No Freeze")), block=faster, again=EIGHT)),
     Protocol(id="sebays-f3", title="Accuracy by ensemble size", measures=("accuracy", "member_accuracy", "curve"),
