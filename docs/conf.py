@@ -29,6 +29,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["_build", "tutorials/README.rst", "**/*.ipynb", "**sg_execution_times.rst"]
+smartquotes_action = "qe"  # options such as --json keep their hyphens
 html_math_renderer = "mathml"  # read by browsers, without a script from elsewhere
 html_theme, html_title = "furo", "choral"
 html_static_path = ["_static"]

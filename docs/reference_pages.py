@@ -109,12 +109,12 @@ def commands() -> str:
         "Every command takes `--json` and `--help`. Invalid input gives a one-sentence error and exit code 2.",
     ]
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]  # a group
-        arguments = [p.name.upper() for p in command.params if p.param_type_name == "argument"]
-        parts += [
-            f"## choral {name}",
-            (command.help or "").replace("\b", "").strip(),
-            f"```sh\nchoral {' '.join([name, *arguments])}\n```",
+        arguments = [
+            (p.metavar or p.name).strip("[]{}").upper() for p in command.params if p.param_type_name == "argument"
         ]
+        text, _, example = (command.help or "").replace("\b", "").partition("Example: ")
+        lines = [" ".join(["choral", name, *arguments]), *([" ".join(example.split())] if example else [])]
+        parts += [f"## choral {name}", text.strip(), "\n".join(["```sh", *dict.fromkeys(lines), "```"])]
         rows = []
         for option in command.params:
             if option.param_type_name == "option":
