@@ -411,6 +411,9 @@ def test_a_signal_brings_the_next_model_and_requests_that_wait_keep_theirs(caplo
 def test_wrong_files_are_said(tmp_path):
     with pytest.raises(RunError, match="does not exist"):
         load_model(tmp_path / "no.onnx")
+    (tmp_path / "odd.pt2").write_bytes(b"PK")
+    with pytest.raises(RunError, match=r"serve an \.onnx"):
+        load_model(tmp_path / "odd.pt2")
     (tmp_path / "odd.choral").write_bytes(b"odd")
     with pytest.raises((RunError, InputError)):
         load_model(tmp_path / "odd.choral")

@@ -112,6 +112,8 @@ def load_model(path: Path) -> Model:
     """Return the model of a file: .onnx, or an ensemble of networks from choral's own zoo."""
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by ensemble.export or ensemble.save.")
+    if path.suffix.lower() == ".pt2":
+        raise RunError(f"{path} is a program of torch.export; serve an .onnx or a saved ensemble.")
     return _onnx(path) if path.suffix.lower() == ".onnx" else _saved(path)
 
 
