@@ -223,7 +223,7 @@ IMAGENET = "ImageNet is not read; CIFAR-10 takes its place"
 SHARED = "below the paper's scale from the runs of emp-t4"
 
 
-def _small(rows: Callable[[str], tuple[Row, ...]], hours: float, **options: Any) -> dict[str, Scale]:
+def _small(rows: Callable[[str], tuple[Row, ...]], hours: float, **options: Any) -> dict[str, Any]:
     """Return the same lines at 'cpu' and at 'quick', where all tables judge alike, so that they share one judgment of a run."""
     return {
         "cpu": Scale(rows=rows("cpu"), epochs=SIZES["cpu"]["epochs"], hours=hours, **options),

@@ -78,7 +78,7 @@ def by_epoch(phase: Phase) -> Phase:
             return replace(phase, body=by_epoch(body))
         case Train(epochs=epochs):
             parts = (Part(phase.schedule, i / epochs, (i + 1) / epochs) for i in range(epochs))
-            later = {"memory": "carried", "least_steps": 1}
+            later: dict[str, Any] = {"memory": "carried", "least_steps": 1}
             trained = (replace(phase, epochs=1, schedule=p, **(later if i else {})) for i, p in enumerate(parts))
             return seq(*(one for part in trained for one in (part, Collect())))
         case _:
