@@ -168,7 +168,7 @@ def simulated(mixture: Mixture, seed: int, hidden: int = 100) -> torch.Tensor:
             value = layer.patches[name].data
             value.copy_(variance**0.5 * torch.randn(value.shape, generator=draw))
     with torch.no_grad(), draws.keyed(seed):
-        return layers[1](torch.sign(layers[0](torch.linspace(-10, 10, 20_000).unsqueeze(1)))).squeeze(1)  # type: ignore[no-any-return]
+        return layers[1](torch.sign(layers[0](torch.linspace(-10, 10, 20_000).unsqueeze(1)))).squeeze(1)
 
 
 def implicit_prior(count: int = 200) -> list[dict[str, Any]]:
