@@ -550,10 +550,10 @@ def status(protocol: Protocol, results: Path) -> tuple[str, str]:
         version = json.loads((RESULTS / protocol.elsewhere).read_text())["machine"]["choral"]
         word = "scaled" if version == choral.__version__ else "scaled, stale"
         return word, f"`{protocol.elsewhere}`, version {version}; {protocol.why}"
-    if protocol.cpu is not None:
-        return "open", "; ".join(
-            n for n in (f"{command(protocol, 'cpu')}, {protocol.cpu.hours:g} h", protocol.why) if n
-        )
+    for name, scale in (("quick", protocol.quick), ("cpu", protocol.cpu)):
+        if scale is not None:
+            notes = (f"{command(protocol, name)}, {scale.hours:g} h", protocol.why)
+            return "open", "; ".join(n for n in notes if n)
     if protocol.paper is not None:
         return "needs a GPU", "; ".join(n for n in (command(protocol, "paper"), protocol.why) if n)
     return "missing" if protocol.missing else "nothing to run", protocol.why
