@@ -28,7 +28,7 @@ from choral.plan import (
     StepTargetShift,
     walk,
 )
-from choral.plan.bayes import HMC, IID, GaussianWalk, GuidedWalk, take_over, variational_form
+from choral.plan.bayes import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk, take_over, variational_form
 from choral.recipes import sebays_freeze
 
 
@@ -43,7 +43,7 @@ class Place:
 
 
 PARAMS = {"a": torch.zeros(30, 20), "b": torch.zeros(400)}
-WALKS = [GuidedWalk(step_std=0.1), GaussianWalk(step_std=0.1), HMC(step_std=0.1), IID()]
+WALKS = [GuidedWalk(step_std=0.1), GaussianWalk(step_std=0.1), Autoregressive(), HMC(step_std=0.1), IID()]
 
 
 @pytest.mark.parametrize("walk", WALKS)

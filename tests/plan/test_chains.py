@@ -6,13 +6,14 @@ from scipy.stats import kstest
 
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.plan.bayes import HMC, IID, GaussianWalk, GuidedWalk
+from choral.plan.bayes import HMC, IID, Autoregressive, GaussianWalk, GuidedWalk
 from choral.recipes.sequential_anchored import GUIDED
 
 WALKS = [
     GuidedWalk(step_std=0.4, relative_step=True),
     GuidedWalk(step_std=0.5),
     GaussianWalk(step_std=1.0, relative_step=True),
+    Autoregressive(correlation=0.8),
     HMC(step_std=0.9, relative_step=True, leapfrog_steps=2),
     HMC(step_std=1.9, relative_step=True, leapfrog_steps=1),
     IID(),
@@ -102,6 +103,7 @@ def test_a_guided_walk_spans_the_prior_faster_than_a_plain_one():
 @pytest.mark.parametrize(
     ("walk", "correlation"),
     [
+        (Autoregressive(correlation=0.9), 0.9),
         (IID(), 0.0),
         (HMC(step_std=0.1, relative_step=True, leapfrog_steps=5), math.cos(0.5)),
         (HMC(step_std=0.1 * PRIOR_STD, leapfrog_steps=5), math.cos(0.5)),
@@ -143,6 +145,7 @@ def test_arguments_are_checked():
     for make in (
         lambda: GuidedWalk(step_std=0.0),
         lambda: GaussianWalk(step_std=-1.0),
+        lambda: Autoregressive(correlation=1.0),
         lambda: HMC(leapfrog_steps=0),
         lambda: start(HMC(step_std=1.0))[0] and HMC(step_std=1.0).step({}, {}, 0.45, torch.Generator()),
     ):

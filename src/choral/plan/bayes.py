@@ -17,7 +17,7 @@ from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.compaction import Fold, Form, follow, plan_compaction, slice_params
 from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, FrozenKL, freeze_gates, gate_keep, posteriors, rho_of, std_of
-from choral.objectives.limits import COUNT, POSITIVE, Limited, Limits
+from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 from choral.objectives.penalties import in_parameters, in_units
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
@@ -116,6 +116,23 @@ class GaussianWalk(_InSteps):
             return torch.where(_accept(rise, generator), proposal, theta)
 
         return _each(move, anchor), memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoregressive(Walk):
+    """Gaussian autoregression: correlation * theta + sqrt(1 - correlation^2) * fresh draw; never rejects.
+
+    Args:
+        correlation: between one anchor and the next (rho), from 0 (as `IID`) to below 1.
+    """
+
+    limits: ClassVar[Limits] = {"correlation": BELOW_ONE}
+    correlation: float = 0.99
+
+    def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
+        """Return the next anchor and the unchanged memory."""
+        fresh = prior_std * (1 - self.correlation**2) ** 0.5
+        return _each(lambda theta: self.correlation * theta + fresh * _normal(theta, generator), anchor), memory
 
 
 @dataclass(frozen=True, kw_only=True)
