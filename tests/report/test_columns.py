@@ -63,4 +63,4 @@ def test_a_damaged_part_is_left_out_and_named(folder, part, break_it):
     break_it(parts[part])
     text = rendered(put(folder, **parts))
     assert f'<section id="{part}">' not in text
-    assert f"does not hold what it should: {part}." in text
+    assert f"are incomplete or damaged: {part}." in text

@@ -188,7 +188,7 @@ def test_a_part_that_cannot_be_made_is_left_out_and_named(comparison, tmp_path):
         spoilt(comparison, tmp_path, place, 3)
     page = Page(rendered(tmp_path))
     text = "".join(page.texts)
-    named = text.split("does not hold what it should: ")[1].split(".")[0]
+    named = text.split("are incomplete or damaged: ")[1].split(".")[0]
     assert set(named.split(", ")) == set(PARTS)
     assert "reliability of single" not in page.values["aria-label"]
     assert "Confusion matrix" in page.values["aria-label"]

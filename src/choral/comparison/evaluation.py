@@ -186,17 +186,17 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, flo
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Return the row of an ensemble's evaluation."""
     epochs = ensemble.info.get("counted", {}).get("epochs", ensemble.recipe.epochs)  # training may have stopped early
-    return {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs} | flat(evaluation)
+    row: dict[str, Any] = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
+    row |= flat(evaluation)
+    row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
+    return row | ({"coverage_error": abs(row["coverage_95"] - 0.95)} if "coverage_95" in row else {})
 
 
 def flat(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Return the scalars of an evaluation, with the means over corruptions and the AUROC."""
+    """Return the scalars of an evaluation, also of a file, with the means over corruptions and the AUROC."""
     row: dict[str, Any] = evaluation["scores"] | evaluation["cost"] | evaluation.get("corruptions", {}).get("means", {})
-    row |= {n: evaluation["classes"][n] for n in ("balanced_accuracy", "majority_accuracy") if "classes" in evaluation}
-    if "coverage_95" in row:
-        row["coverage_error"] = abs(row["coverage_95"] - 0.95)
     if "ood" in evaluation:
-        row["ood_auroc"] = evaluation["ood"]["scores"][evaluation["ood"]["best"]]["auroc"]
+        row["ood_auroc"] = evaluation["ood"]["scores"].get(evaluation["ood"].get("best"), {}).get("auroc")
     return row
 
 
