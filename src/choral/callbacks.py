@@ -43,6 +43,9 @@ def csv(path: str | Path) -> Callback:
     file = Path(path)
     if not file.parent.is_dir():
         raise InputError(f"{file.parent} is not a folder, so {file.name} cannot be written there; create it first.")
+    header = ",".join(_COLUMNS)
+    if file.exists() and file.read_bytes()[: len(header)] not in (b"", header.encode()):
+        raise InputError(f"{file} does not begin with {header!r}, so it is another table; give another path.")
 
     def hear(event: dict[str, Any]) -> None:
         if event["kind"] != "epoch":

@@ -38,7 +38,7 @@ def test_draws_and_scaling_are_said():
     build = lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 2))  # noqa: E731  # a factory in one line
     fitted = choral.fit(build, (X, target), make("mc_dropout", budget=1, draws=5, training=QUICK))
     assert "1 member of 5 draws each, regression with 2 outputs" in repr(fitted)
-    scale = f"(mean {float(target.mean()):.4g}, deviation {float(target.std(correction=0)):.4g})"
+    scale = f"(mean {float(target.mean()):,.0f}, standard deviation {float(target.std(correction=0)):.4g})"
     assert f"LearnedGaussian, targets standardized {scale}" in repr(fitted)
     assert fitted.evaluate(X, target)["rmse"] > 1  # in the units of the targets
 

@@ -7,10 +7,12 @@ run equals an uninterrupted one. Draws made *inside* a forward pass are in `chor
 
 import hashlib
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -50,8 +52,18 @@ class _Dispatching:
 class DispatchMode(_Dispatching, TorchDispatchMode):
     """A mode whose subclasses define `dispatch`.
 
-    The first call of a `__torch_dispatch__` that a mode defines itself imports torch._dynamo, which takes longer than torch.
+    A class that defines `__torch_dispatch__` itself is hidden from torch's compiler, which its first call imports; that
+    takes longer than importing torch. So modes are made of such a class only where the compiler is loaded.
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Return a new mode."""
+        return super().__new__(_hidden(cls) if "torch._dynamo" in sys.modules else cls)
+
+
+@cache
+def _hidden(mode: type) -> Any:
+    return type(mode.__name__, (mode,), {"__torch_dispatch__": _Dispatching.__torch_dispatch__})
 
 
 class _Lent(DispatchMode):

@@ -64,7 +64,7 @@ class Stochastic(OneMember):
                 f"{type(network).__name__} has no dropout layers and no rate was given; give rate=, the probability of dropping a unit."
             )
         raise ConversionError(
-            f"{type(network).__name__} has no dropout layers, and no layer of torch before its output layer to put them behind; give it nn.Dropout layers."
+            f"{type(network).__name__} has no dropout layers, and no linear map or convolution of torch's kinds before its output layer to put them behind; give it nn.Dropout layers."
         )
 
     def _put_in(self, network: nn.Module, rate: float) -> nn.Module:
