@@ -243,7 +243,7 @@ def test_parameters_that_are_read_from_a_dict_belong_to_their_member():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_parameters_that_are_read_from_a_dict_are_not_trained_stacked(precision):
-    with pytest.raises(InputError, match="'scale'.*list or dict"):
+    with pytest.raises(InputError, match=r"'scale'.*list or dict"):
         choral.fit(
             Elsewhere,
             (X, Y),

@@ -58,7 +58,8 @@ class DispatchMode(_Dispatching, TorchDispatchMode):
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Return a new mode."""
-        return super().__new__(_hidden(cls) if "torch._dynamo" in sys.modules else cls)
+        mode: Any = cls
+        return super().__new__(_hidden(mode) if "torch._dynamo" in sys.modules else mode)
 
 
 @cache
