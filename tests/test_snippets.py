@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -54,6 +55,7 @@ class Run:
                 patch.setattr(choral.recipes, name, one_network)
             manual_seed(seed)
             exec("\n".join([GIVEN, code(page)]), {"__name__": "pasted"})
+            plt.close("all")
         self.printed = said.getvalue()
 
     def fit(self, build: Any, data: Any, recipe: Any, **options: Any) -> choral.Ensemble:

@@ -48,7 +48,7 @@ print(f"the other {len(rest)}: {wrong[rest].float().mean():.1%} wrong")
 # What they look like, the most uncertain first:
 figure, axes = plt.subplots(1, 8, figsize=(9, 1.7), layout="constrained")
 for ax, i in zip(axes, check):
-    ax.imshow(x[test][i].view(8, 8), cmap="gray_r")
+    ax.imshow(x[test][i].view(8, 8).numpy(), cmap="gray_r")
     ax.set_title(f"{p.labels[i]}? is {y[test][i]}", fontsize=8)
     ax.axis("off")
 plt.show()

@@ -48,7 +48,7 @@ for level in (0.99, 0.95, 0.9):
 many = sets.sum(1).argsort(descending=True)[:8]
 figure, axes = plt.subplots(1, 8, figsize=(9, 1.7), layout="constrained")
 for ax, i in zip(axes, many):
-    ax.imshow(x[test][i].view(8, 8), cmap="gray_r")
+    ax.imshow(x[test][i].view(8, 8).numpy(), cmap="gray_r")
     ax.set_title(", ".join(str(int(c)) for c in sets[i].nonzero()), fontsize=8)
     ax.axis("off")
 plt.show()

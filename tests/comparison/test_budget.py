@@ -1,15 +1,17 @@
 """Equal budgets: counted in operations, with the members and the optimizer that a method needs."""
 
+import warnings
+
 import pytest
 import torch
 
 import choral
 from choral import models
 from choral.base.errors import InputError
-from choral.comparison.compare import Spending, below, compare, recipes_for, within
+from choral.comparison.compare import Spending, compare, recipes_for, within
 from choral.data.problems import Problem
 from choral.plan import SGD, Adam
-from choral.plan.cost import short
+from choral.plan.cost import short, warning
 from choral.plan.walk import trainings
 from choral.recipes import FEW, METHODS, deep_ensemble, make, sebays_freeze
 from choral.recipes.training import Training
@@ -58,7 +60,16 @@ def test_members_left_open_are_as_many_as_have_their_steps():
     assert many.members == 4
     said = within("deep_ensemble", budget=24, members=4, training=SHARED, spending=counts)
     assert said.members == 4
-    assert list(below([few, said], POINTS)) == ["deep_ensemble"]
+    assert warning(said.plan, POINTS)
+    assert not warning(few.plan, POINTS)
+
+
+def test_what_is_stored_of_a_small_budget_is_what_fit_warned_of():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = compare(build, (*[t[:300] for t in DATA], *[t[300:400] for t in DATA]), ["single"], budget=5)
+    said = [str(w.message) for w in caught if "below what the method needs" in str(w.message)]
+    assert said == [f"single: {found.settings['below']['single']}."]  # of the rows that are not held out
 
 
 def test_a_budget_too_small_for_the_usual_members_gives_fewer_and_pairs_stay_pairs():
@@ -72,7 +83,7 @@ def test_a_budget_too_small_for_the_usual_members_gives_fewer_and_pairs_stay_pai
 def test_what_never_suffices_comes_as_near_as_it_can_and_is_said():
     recipe = within("deep_ensemble", budget=4, members=None, training=SHARED, spending=spending())
     assert recipe == deep_ensemble(budget=4, members=2, training=SHARED)
-    assert "(budget=24)" in below([recipe], POINTS)["deep_ensemble"]
+    assert "(budget=24)" in warning(recipe.plan, POINTS)
     few = Spending(build, (DATA[0][:221], DATA[1][:221]), {})
     chain = within("sequential_anchored", budget=60, members=None, training=SHARED, spending=few)
     assert chain.members == 5  # 16 members of 14 steps would all be unsettled: yacht's RMSE was 4 times one network's

@@ -2,7 +2,7 @@
 
 import pytest
 
-from choral.comparison.comparison import difference, findings
+from choral.comparison.comparison import difference, findings, verdict
 
 
 def rows(*methods):
@@ -32,7 +32,8 @@ def test_what_to_use_is_the_best_that_is_not_worse_in_accuracy():
         )
         for e in (0.0, 0.001, -0.002)
     ]
-    said = findings(seeds, baseline="single")
+    best, said = verdict(seeds, baseline="single")
+    assert best == "packed"
     assert said[0].startswith("Use packed: the best likelihood")
     assert "Within noise of it: twin." in said[0]
     assert [s.split(" ")[0] for s in said[1:]] == ["sharp", "packed", "twin"]
@@ -47,6 +48,7 @@ def test_where_nothing_is_better_that_is_said():
     assert findings(level, baseline="single")[0].startswith("No method is better than single beyond noise")
     worse = [rows(("single", {"nll": 0.3}), ("other", {"nll": 0.5 + e})) for e in (0.1, 0.0, 0.05)]
     assert findings(worse, baseline="single")[0].startswith("Use single: no method is better")
+    assert verdict(level, baseline="single")[0] == verdict(worse, baseline="single")[0] == "single"
     costly = rows(("single", {"nll": 0.3, "accuracy": 0.9}), ("a", {"nll": 0.2, "accuracy": 0.8}))
     assert "in likelihood without losing accuracy or calibration" in findings([costly], baseline="single")[0]
     assert "--seeds 3" in findings([rows(("single", {"nll": 0.3}), ("a", {"nll": 0.1}))], baseline="single")[0]

@@ -37,6 +37,19 @@ def test_columns_are_found_by_name(ensemble, tmp_path):
     assert torch.equal(choral.load(tmp_path / "e.choral", build).predict(OTHER).probs, expected)
 
 
+def test_rows_in_another_order_than_their_targets_are_refused(ensemble):
+    shuffled = FRAME.sample(frac=1, random_state=0)
+    with pytest.raises(InputError, match="same index in another order"):
+        choral.fit(build, (shuffled, LABELS), "single")
+    with pytest.raises(InputError, match="same index in another order"):
+        ensemble.evaluate(shuffled, LABELS)
+    with pytest.raises(InputError, match="same index in another order"):
+        choral.compare(build, (FRAME, LABELS, shuffled, LABELS), ["single"])
+    paired = ensemble.evaluate(shuffled, LABELS[shuffled.index])
+    assert paired == pytest.approx(ensemble.evaluate(FRAME, LABELS), rel=1e-4)
+    assert ensemble.evaluate(shuffled.to_numpy(), LABELS[shuffled.index]) == paired
+
+
 def test_another_frame_is_refused_and_an_array_is_read_by_position(ensemble):
     with pytest.raises(InputError, match=r"lacks rooms and adds room; give those columns"):
         ensemble.predict(FRAME.rename(columns={"rooms": "room"}))

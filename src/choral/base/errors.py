@@ -90,6 +90,7 @@ _ARGUMENTS = {
     ("optimizer=choral.SGD(momentum=0.9)", _TRAINING): "momentum",
     ("batch_size=32", _TRAINING): "batch_size",
     ("schedule='cosine'", _TRAINING): "schedule scheduler lr_scheduler",
+    ("training=choral.Training(lr=0.01)", _RECIPE): "training",
     ("members=5", _RECIPE): "members n_estimators num_estimators n_members num_members n_models",
     ("epochs=60", _RECIPE): "epochs n_epochs num_epochs max_epochs max_iter",
     ("patience=16", _STOPPING): "patience",
@@ -142,8 +143,11 @@ ATTRIBUTES = {
         "dir(choral.recipes)": "methods list_methods",
         "p.to_frame()": "to_pandas to_dataframe df",
         "p.std, or p.entropy of classes": "uncertainty var variance sigma",
+        "p.epistemic_std, or p.mutual_information of classes": "epistemic model_uncertainty",
+        "p.aleatoric_std, or p.expected_entropy of classes": "aleatoric data_uncertainty",
+        "p.mean, or p.probs of classes; ensemble.outputs(x) has the logits": "predictions logits outputs",
         "choral.fit(..., callbacks=events.append) to keep the losses in a list": "history losses log",
-        "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax",
+        "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax cpu",
     }.items()
     for name in names.split()
 }

@@ -15,19 +15,19 @@ from choral.base.arguments import guarded, is_whole
 from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
 from choral.callbacks import Bars, one_of
-from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
+from choral.comparison.comparison import DIVERGED, Comparison, over_seeds, verdict
 from choral.comparison.evaluation import Trial, judged, make_trial, row_of, shuffled
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
 from choral.data.sources import as_inputs, source_of
-from choral.data.tensors import arranged, columns_in
+from choral.data.tensors import arranged, check_same_order, columns_in
 from choral.engine.compute import Compute, is_far
 from choral.engine.events import Callback
 from choral.engine.files import write_json
 from choral.engine.flops import Flops, forecast
 from choral.engine.folder import folder_name
 from choral.engine.job import OPTIONS, Call, call_of
-from choral.engine.task import make_task
+from choral.engine.task import Task, make_task
 from choral.fit import check_options, train
 from choral.plan.cost import short, steps_of, warning
 from choral.recipes import FEW, METHODS, make, recipe_of
@@ -47,6 +47,7 @@ class Spending:
         self._source = source_of(data, options.get("target"))
         self._options = {own: options[name] for name, own in _OF_TASK.items() if options.get(name) is not None}
         self.points, self._plain = self._source.points, 0.0
+        self._tasks = dict[str, Task]()  # by structure and objective: the network is inspected once for all budgets
 
     def epochs(self, recipe: Recipe) -> float:
         """Return the epochs of the plain network that cost as many operations as a recipe's training."""
@@ -56,8 +57,11 @@ class Spending:
             self._plain = max(one * self.points, 1.0)
         return forecast(self._task(recipe), self._source, recipe.plan).train_flops / self._plain
 
-    def _task(self, recipe: Recipe) -> Any:
-        return make_task(self._build, self._source, recipe, **self._options)
+    def _task(self, recipe: Recipe) -> Task:
+        kind = repr((recipe.structure, recipe.objective))
+        if kind not in self._tasks:
+            self._tasks[kind] = make_task(self._build, self._source, recipe, **self._options)
+        return self._tasks[kind]
 
 
 def within(
@@ -212,7 +216,7 @@ def compare(
     owns, several = _checked_seeds(seed), not is_whole(seed)
     settings = {"data": problem.name, "budget": budget, "seed": owns[0], "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
-    settings |= {"equal": equal, "below": below(recipes, len(problem.y_train))}
+    settings |= {"equal": equal}
     if is_far(run_dir):
         raise InputError(f"run_dir is {run_dir}; a comparison is written into a folder of this machine: give a path.")
     place = None if run_dir is None else Path(run_dir)
@@ -227,22 +231,16 @@ def compare(
         options |= {"on_existing": "resume", "callbacks": None, "progress": False}  # all is trained, and was heard
     parts = {}
     for own, folder in folders.items():
-        rows, details = _measured(build, problem, recipes, trial, folder, options | {"seed": own})
-        parts[own] = Comparison(rows, settings | {"seed": own}, details)
+        rows, lacking, details = _measured(build, problem, recipes, trial, folder, options | {"seed": own})
+        parts[own] = Comparison(rows, settings | {"seed": own, "below": lacking}, details)
     names = [row["method"] for row in next(iter(parts.values())).rows if DIVERGED not in row]
     baseline = "single" if "single" in names else names[0]
     comparison = over_seeds(parts, baseline=baseline) if several else parts[owns[0]]
-    found = findings([part.rows for part in parts.values()], baseline=baseline)
-    comparison = replace(comparison, details=comparison.details | {"findings": found})
+    best, found = verdict([part.rows for part in parts.values()], baseline=baseline)
+    comparison = replace(comparison, details=comparison.details | {"best": best, "findings": found})
     if place is not None:
         write_json(place / "comparison.json", comparison.to_dict() | comparison.details, within=place)
     return comparison
-
-
-def below(recipes: Sequence[Recipe], points: int) -> dict[str, str]:
-    """Return, by method, a sentence on a budget that is below what it needs."""
-    said = {recipe.name: warning(recipe.settled(points).plan, points) for recipe in recipes}
-    return {name: sentence for name, sentence in said.items() if sentence}
 
 
 def _checked_seeds(seed: Any) -> list[int]:
@@ -259,6 +257,8 @@ def _problem(data: Any) -> Problem:
     if not isinstance(data, tuple | list) or len(data) != 4:
         raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
     columns = _columns(data)
+    check_same_order(data[0], data[1])
+    check_same_order(data[2], data[3])
     x_test, y_test = arranged(data[2], columns), arranged(data[3], columns, "y")
     inputs: list[Any] = [as_inputs(x) for x in (data[0], x_test)]
     x, x_test = (made.numpy() if isinstance(made, Tensor) else made for made in inputs)
@@ -308,9 +308,11 @@ def _measured(
     trial: Trial,
     run_dir: Path | None,
     options: dict[str, Any],
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Fit and judge every recipe with one seed; return the rows and what a report shows beyond them."""
-    rows, evaluations = [], {}
+) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, Any]]:
+    """Fit and judge every recipe with one seed; return the rows, by method a sentence on a budget that is below what it needs, and what a
+    report shows beyond them.
+    """
+    rows, below, evaluations = [], dict[str, str](), {}
     for name, recipe in _named(recipes):
         folder = None if run_dir is None else run_dir / folder_name(name)
         try:
@@ -319,11 +321,14 @@ def _measured(
         except DivergedError as error:  # the other methods get their rows
             rows.append({"method": name, "members": recipe.members, "epochs": recipe.epochs, DIVERGED: str(error)})
             continue
+        trained = len(problem.y_train) - ensemble.info.get("validation_rows", 0)
+        if lacking := warning(ensemble.recipe.plan, trained):
+            below[name] = lacking
         evaluations[name] = judged(folder, ensemble, trial)
         rows.append(row_of(ensemble, evaluations[name]) | {"method": name})
     if not evaluations:
         raise DivergedError("; ".join(f"{row['method']}: {row[DIVERGED]}" for row in rows))
-    return rows, {"evaluation": evaluations}
+    return rows, below, {"evaluation": evaluations}
 
 
 def trial_of(

@@ -90,12 +90,18 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 def findings(by_seed: BySeed, *, baseline: str) -> list[str]:
     """Return the findings of a comparison: first which method to use, then a sentence on each method and the baseline, best first."""
+    return verdict(by_seed, baseline=baseline)[1]
+
+
+def verdict(by_seed: BySeed, *, baseline: str) -> tuple[str | None, list[str]]:
+    """Return the method to use, if methods can be compared, and the findings in words."""
     values = by_method(by_seed)
     score = next((n for n in ("nll", "pinball", "loss") if n in values.get(baseline, {})), None)
     if score is None or len(values) < 2:
-        return []
+        return None, []
     order = sorted((m for m in values if score in values[m]), key=lambda m: statistics.fmean(values[m][score]))
-    return [_advice(values, order, baseline, score), *(_about(values, m, baseline) for m in order if m != baseline)]
+    best, advice = _advice(values, order, baseline, score)
+    return best, [advice, *(_about(values, m, baseline) for m in order if m != baseline)]
 
 
 def _compared(values: Values, method: str, other: str) -> dict[str, Difference]:
@@ -117,8 +123,8 @@ def _about(values: Values, method: str, baseline: str) -> str:
     return f"{method} compared with {baseline}: {'; '.join(parts)}" + (f"; {' and '.join(costs)}." if costs else ".")
 
 
-def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> str:
-    """Return what to use: the best in the score of those that beat the baseline beyond noise and are no worse in accuracy or RMSE and in calibration."""
+def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> tuple[str, str]:
+    """Return the method to use, and a sentence that says so: the best in the score of those that beat the baseline beyond noise and are no worse in accuracy or RMSE and in calibration."""
 
     def is_sound(method: str) -> bool:
         behind = [(n, d) for n, d in _compared(values, method, baseline).items() if d.word == "worse"]
@@ -133,17 +139,18 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
     point = next((MEASURES[n] for n in POINT if n in values[baseline]), "")
     if (sound or order)[0] == baseline:
         lost = f" without losing {_listed([n for n in (point, 'calibration') if n], 'or')}" * (order[0] != baseline)
-        return f"Use {baseline}: no method is better in {what}{lost} at this budget.{chance}"
+        return baseline, f"Use {baseline}: no method is better in {what}{lost} at this budget.{chance}"
     better = [m for m in sound if word(m, baseline) == "better"]
     if not better:
-        return f"No method is better than {baseline} beyond noise (95 %, {seeds} seeds) at this budget; more seeds show smaller differences."
+        said = f"No method is better than {baseline} beyond noise (95 %, {seeds} seeds) at this budget"
+        return baseline, f"{said}; more seeds show smaller differences."
     best = better[0]
     level = [m for m in sound if m not in (best, baseline) and word(best, m) == "level"]
     near = f" Within noise of it: {_listed(level)}." if level and seeds > 1 else ""
     those = (
         f" of the methods that lose no {point}, and at most {_TOLERATED} of calibration, to {baseline}" if point else ""
     )
-    return f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
+    return best, f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
@@ -190,6 +197,11 @@ class Comparison:
     def differences(self) -> dict[str, dict[str, dict[str, float]]]:
         """By method and measure, the mean difference to the baseline of the same seed and its standard error; empty for one seed."""
         return dict(self.details.get("differences", {}))
+
+    @property
+    def best(self) -> str | None:
+        """The method that the findings advise; None if fewer than two methods can be compared."""
+        return self.details.get("best")
 
     @property
     def findings(self) -> list[str]:

@@ -186,6 +186,17 @@ def arranged(value: Any, columns: Mapping[str, tuple[str, ...]] | None, name: st
     return found.astype(np.int64) if found.dtype == np.uint8 else found  # no bytes of an image
 
 
+def check_same_order(x: Any, y: Any) -> None:
+    """Raise InputError for a data frame and targets whose indexes hold the same labels in another order: rows are paired by position."""
+    ours: Any = getattr(x, "index", None)
+    theirs: Any = getattr(y, "index", None)
+    framed = hasattr(ours, "equals") and hasattr(theirs, "equals")  # of pandas; a list has a method of that name
+    if framed and len(ours) == len(theirs) and not ours.equals(theirs) and set(ours) == set(theirs):
+        raise InputError(
+            "x and y have the same index in another order, but rows are paired by position; give y.loc[x.index], or arrays without an index."
+        )
+
+
 def hashes(values: np.ndarray, number: int = 0) -> np.ndarray:
     """Return a 64-bit number for each row that depends on all its bits; equal rows have equal ones.
 
@@ -389,6 +400,7 @@ class TensorSource(Source):
     """Arrays in memory, indexed per batch; images are kept in channels-last format, which is faster for convolutions."""
 
     def __init__(self, x: Any, y: Any):
+        check_same_order(x, y)
         self.x, self.y = as_inputs(x), as_targets(y)
         self.columns = columns_in(x) | columns_in(y, "y") or None
         self.points = batches.rows(self.x)

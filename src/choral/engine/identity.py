@@ -61,7 +61,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     if before != after:
         return
     if old["code"] != new["code"]:
-        yield "the code of the network's forward methods was changed"
+        yield "the code of the network's forward methods was changed, or cannot be read here (typed at a prompt)"
     if "initial" not in old or "initial" not in new:
         return
     for name in sorted({*old["frozen"]} ^ {*new["frozen"]}):
@@ -152,6 +152,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     >>> differences(same | {"seed": 0}, same | {"seed": 1})
     ['seed was 0, now 1']
     """
+    if old.get("seed") != new.get("seed"):  # it draws the held-out rows too
+        return [*_of_recipes(old, new), *_values(old["seed"], new["seed"], "seed", "Recipe")]
     networks = list(changes(old["network"], new["network"]))
     if old.get("data") != new.get("data"):  # which may well be why networks differ
         lines = [_SENTENCES["data"], *_of_recipes(old, new), *networks[:1]]

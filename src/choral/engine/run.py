@@ -491,8 +491,8 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
         raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
     ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.is_late else {}
-    ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}
     return ended | {
+        "stopped": run.ledger.stopped,
         "counted": run.ledger.counted,
         "parameters": sum(stored for stored, _ in sizes),
         "predict_flops": sum(flops for _, flops in sizes) * run.task.structure.draws,

@@ -23,7 +23,7 @@ from choral.base.types import Builds
 from choral.calibration.members import Correction
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
-from choral.data.tensors import arranged, names_of
+from choral.data.tensors import arranged, check_same_order, names_of
 from choral.deploy.export import export, table_of
 from choral.engine.blueprint import Blueprint
 from choral.engine.compute import Compute
@@ -166,6 +166,10 @@ class Ensemble:
         """Yield every member as a plain network of its own."""
         return (self.member(i) for i in range(self.members))
 
+    def __getitem__(self, index: int) -> nn.Module:
+        """Return one member as a plain network of its own."""
+        return self.member(index if index >= 0 else self.members + index)
+
     def __repr__(self) -> str:
         return f"Ensemble({described(self)})"
 
@@ -297,6 +301,7 @@ class Ensemble:
             y = table.targets(as_frame(x, "x"), path="x") if y is None else table.targets_of(y)
         if y is None:
             raise InputError("y is None; give the labels or targets of x: evaluate(x, y).")
+        check_same_order(x, y)
         return arranged(y, self._interface.columns, "y")
 
     @guarded
