@@ -281,5 +281,7 @@ def compare(
             say(f"everything is in {out}{page}")
 
 
-for command in (predict, evaluate, report, export, serve, cluster_runs.leaves, cluster_runs.run_leaf):
+for command in (predict, evaluate, report, export, serve):
     app.command()(command)
+for command in (cluster_runs.leaves, cluster_runs.run_leaf):
+    app.command(rich_help_panel="Commands for clusters")(command)
