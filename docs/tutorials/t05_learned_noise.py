@@ -7,7 +7,7 @@ ensemble adds the disagreement of its members, which shows where data are missin
 """
 
 # %%
-# 120 rows, noise that grows with x, and a gap without data.
+# 60 rows, noise that grows with x, and a gap without data.
 import matplotlib.pyplot as plt
 import torch
 
@@ -24,7 +24,7 @@ def sample(n):
     return x, torch.sin(1.5 * x + 5.25) + noise
 
 
-x, y = sample(60)
+x, y = sample(30)
 
 # %%
 # choral takes the two outputs for a mean and a noise, as the ensemble's repr shows.
