@@ -63,7 +63,7 @@ for name, found in (("one network", one), ("ensemble", ensemble)):
     scores = found.evaluate(new, target)
     shown = {n: round(scores[n], 3) for n in ("rmse", "nll", "coverage_90")}
     print(f"{name:12}", shown)
-low, high = calibrated.predict(new).interval()
+low, high = calibrated.predict(new).conformal_interval()
 inside = ((low <= target) & (target <= high)).float().mean()
 print(f"conformal 90 % intervals cover {inside:.0%}")
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")

@@ -63,4 +63,4 @@ print(
 
 # %%
 # For numbers the same call gives intervals:
-# ``ensemble.calibrated(x, y, level=0.9).predict(x).interval()``.
+# ``ensemble.calibrated(x, y, level=0.9).predict(x).conformal_interval()``.

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from tests.cli.shell import choral, sentence
 
+from choral import load
 from choral.deploy import stream
 
 
@@ -29,13 +30,17 @@ def houses(tmp_path):
 
 def test_chunks_give_what_the_whole_file_gives(houses, monkeypatch):
     whole, parts = houses / "whole.parquet", houses / "parts.parquet"
-    call = ["predict", houses / "houses.choral", houses / "new.parquet", "--keep-columns", "--out"]
+    call = ["predict", houses / "houses.choral", houses / "new.parquet", "--keep-columns", "--level", 0.9, "--out"]
     choral(*call, whole)
     monkeypatch.setattr(stream, "CHUNK", 16)
     monkeypatch.setattr(stream, "LARGE", 100)
     assert "60 predictions written" in choral(*call, parts).stderr
     found, expected = pd.read_parquet(parts), pd.read_parquet(whole)
     pd.testing.assert_frame_equal(found, expected, check_dtype=False, rtol=1e-5)
+    inner = load(houses / "houses.choral").predict(pd.read_parquet(houses / "new.parquet")).to_frame(level=0.9)
+    pd.testing.assert_frame_equal(
+        found[["low_90", "high_90"]], inner[["low_90", "high_90"]], check_dtype=False, rtol=1e-5
+    )
     assert sorted(p.name for p in houses.iterdir()) == [
         "houses.choral",
         "new.parquet",

@@ -32,6 +32,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="File to write: .csv, .tsv, .json, .parquet or .xlsx.")] = None,
     id: Annotated[list[str] | None, typer.Option(help="Column to show next to predictions; may be repeated.")] = None,
     keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Show all columns next to predictions.")] = False,
+    level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Coverage of the intervals of numbers.")] = 0.95,
     json: Json = False,
 ) -> None:
     """Predict with a saved ensemble: one line for each row, with how sure it is.
@@ -52,12 +53,12 @@ def predict(
     if about is not None and about.task == "regression" and about.unit:
         note(f"choral: '{about.target}' is predicted as training had it: {unit_in_words(about.unit)}.")
     if out is not None and not json and is_large(data, out):
-        done = _predict_large(loaded, data, out, id or [], everything=keep_columns)
+        done = _predict_large(loaded, data, out, id or [], level, everything=keep_columns)
         note(f"choral: {done:,} predictions written to {out}")
         return
     x, _, frame = read_rows(loaded, data)
     with called(data):
-        own = loaded._predictive(x).columns()
+        own = loaded._predictive(x).columns(level)
     beside = _beside(loaded, frame, data, id or [], ("row", *own), everything=keep_columns)
     found = pd.DataFrame({"row": range(len(x))} | beside | own)
     if out is not None:
@@ -73,7 +74,7 @@ def predict(
         sys.stdout.write(_encoded(".csv", found).decode())
 
 
-def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everything: bool) -> int:
+def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], level: float, *, everything: bool) -> int:
     """Write the predictions of a large table chunk by chunk; the same command continues after a kill."""
     import pandas as pd
 
@@ -84,7 +85,7 @@ def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everyt
 
     def made(frame: Any, first: int) -> Any:
         with called(data):
-            own = loaded._predictive(frame).columns()
+            own = loaded._predictive(frame).columns(level)
         beside = _beside(loaded, frame, data, ids, ("row", *own), everything=everything, tell=first == 0)
         return pd.DataFrame({"row": range(first, first + len(frame))} | beside | own)
 
@@ -93,7 +94,7 @@ def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], *, everyt
             told[0] = time.monotonic()
             note(f"choral: {done:,} rows; if this is stopped, the same command resumes")
 
-    name, key = out.name.lower(), f"{loaded._digest} {ids} {everything}"
+    name, key = out.name.lower(), f"{loaded._digest} {ids} {level} {everything}"
     encode = None if name.endswith(".parquet") else lambda found, first: _encoded(name, found, header=first)
     return by_chunks(data, out, made, key=key, tell=tell, encode=encode)
 

@@ -18,7 +18,9 @@ _LISTED = 40  # columns of a table of importance
 def evaluate(
     ensemble: Saved,
     data: Annotated[str, typer.Argument(help="Labeled data: a built-in name, an .npz file or a table.")],
-    ood: Annotated[str | None, typer.Option(help="Other data, to see whether it is told apart.")] = None,
+    ood: Annotated[
+        str | None, typer.Option(help="Out-of-distribution data, to measure how well they are detected.")
+    ] = None,
     corruptions: Annotated[str | None, typer.Option(help="all, or names with commas; images only.")] = None,
     holdout: Annotated[float, typer.Option(min=0.01, max=0.9, help="Of built-in data, as given to fit.")] = 0.25,
     held_out: Annotated[bool, typer.Option("--held-out", help="Score only rows that were not trained on.")] = False,
