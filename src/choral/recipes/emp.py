@@ -44,9 +44,6 @@ def emp(
 
     Cost: the training of one network; prediction takes `draws` passes, of which the layers before the first patched one are shared.
 
-    >>> emp(epochs=60).epochs
-    60
-
     Args:
         layers: name patterns of further layers to patch.
         mixtures: other mixtures of patched layers, by name pattern (the first that fits); their future work has ECMP or dropout for
@@ -68,9 +65,6 @@ def ecmp(**options: Any) -> Recipe:
     Args are those of `emp`.
 
     Cost: the training of one network; prediction takes `draws` passes.
-
-    >>> ecmp(epochs=60).epochs
-    60
     """
     return _patched("ecmp", "scalar", **options)
 
