@@ -38,9 +38,7 @@ def slice_params(params: Params, form: Form) -> Params:
 
 def _axes(form: Form) -> Mapping[str, Mapping[str, list[int]]]:
     if not isinstance(form, Mapping) or not isinstance(form.get("axes"), Mapping):
-        raise InputError(
-            f"a form is a dict with 'axes' and 'attributes', as plan_compaction gives it; received {form!r}."
-        )
+        raise InputError(f"a form is a dict with 'axes' and 'attributes', as compact gives it; received {form!r}.")
     return form["axes"]
 
 

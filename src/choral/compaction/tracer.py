@@ -29,10 +29,6 @@ class Channels:
     units: Tensor
     constants: Tensor
 
-    def moved(self, axis: int) -> "Channels":
-        """Return the same channels along another axis."""
-        return Channels(axis, self.units, self.constants)
-
     def valued(self, constants: Tensor) -> "Channels":
         """Return the same channels with other constants."""
         return Channels(self.axis, self.units, constants.to(self.constants))
