@@ -47,7 +47,7 @@ class Patched(OneMember):
         statistics: 'draw' keeps BatchNorm statistics for each of the passes of prediction, to be estimated after training by
             `choral.plan.RecalibrateDraws`; 'shared' uses the running ones, averages over draws that fit none of them.
 
-    The penalty is `choral.objectives.penalties.PatchedL2`.
+    The penalty is `choral.objectives.penalties.L2`.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
