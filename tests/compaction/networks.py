@@ -242,7 +242,7 @@ def sequence():
 
 
 def response_norm():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), FilterResponseNorm(8, learned_eps=True), nn.Conv2d(8, 4, 3), nn.Flatten())
+    return nn.Sequential(nn.Conv2d(3, 8, 3), FilterResponseNorm(8), nn.Conv2d(8, 4, 3), nn.Flatten())
 
 
 def encoder_layer():

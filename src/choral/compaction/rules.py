@@ -24,7 +24,8 @@ def _outputs(tracer: Tracer, weight: Tensor, bias: Tensor | None, axis: int) -> 
     for tensor in (weight,) if bias is None else (weight, bias):
         tracer.bind(tracer.names[id(tensor)], 0, units)
     values = torch.zeros(weight.shape[0], dtype=weight.dtype) if bias is None else bias.detach().cpu()
-    return Channels(axis, units, values.where(tracer.dead_rows(name, weight.shape[0]), torch.nan))
+    dead = tracer.dead.get(name, torch.zeros(weight.shape[0], dtype=torch.bool))
+    return Channels(axis, units, values.where(dead, torch.nan))
 
 
 def _are_own(tracer: Tracer, *tensors: Tensor | None) -> bool:

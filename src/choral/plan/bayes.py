@@ -15,7 +15,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
-from choral.compaction import Fold, Form, compact, follow, slice_params
+from choral.compaction import Fold, Form, compact, slice_params
 from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, FrozenKL, freeze_gates, gate_keep, posteriors, rho_of, std_of
 from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 from choral.objectives.penalties import in_parameters, in_units
@@ -449,18 +449,16 @@ def variational_form(form: Form, names: list[str]) -> Form:
     >>> variational_form(plain, ["fc.weight_mean", "fc.gate_logit"])["axes"]
     {'fc.weight_mean': {'0': [1], '1': [0]}, 'fc.gate_logit': {'0': [1]}}
     """
-    axes = form["axes"]
-    leaders: dict[str, tuple[str, dict[int, int]]] = {}
+    axes, found = form["axes"], {}
     for name in names:
         owner, dot, part = name.rpartition(".")
-        if part in (GATE, FROZEN):
-            leaders[name] = (f"{owner}{dot}weight", {0: 0})
-            continue
-        stem = name.removesuffix(MEAN).removesuffix(RHO)
         inside = f"{owner.removesuffix('norm').removesuffix('.')}.{part}".removeprefix(".")
-        for leader in (stem, inside):
-            if name not in axes and leader in axes:
-                leaders[name] = (leader, {int(axis): int(axis) for axis in axes[leader]})
-    known = set(names)
-    followed = follow(form, leaders)["axes"]
-    return {**form, "axes": {name: cut for name, cut in followed.items() if name in known}}
+        posterior = name.removesuffix(MEAN).removesuffix(RHO)
+        if part in (GATE, FROZEN):
+            weight = axes.get(f"{owner}{dot}weight", {})
+            cut = {axis: kept for axis, kept in weight.items() if axis == "0"}
+        else:
+            cut = next((axes[leader] for leader in (name, inside, posterior) if leader in axes), {})
+        if cut:
+            found[name] = cut
+    return {**form, "axes": found}
