@@ -8,6 +8,7 @@ from torch import nn
 from choral import models
 
 from .pyramidnet import pyramidnet
+from .reference_networks import cnn_lstm
 
 
 def small_cnn(classes: int, width: int = 16, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
@@ -52,5 +53,5 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {
     "pyramidnet": lambda classes: pyramidnet(110, 270, classes=classes),
     "resnet20_frn": lambda classes: models.resnet20_frn(classes=classes),
     "words_mlp": lambda classes: models.mlp(200, classes, hidden=(10,)),
-    "cnn_lstm": lambda classes: models.cnn_lstm(classes=classes),
+    "cnn_lstm": lambda classes: cnn_lstm(classes=classes),
 }

@@ -12,6 +12,7 @@ from choral.recipes import make
 from choral.recipes.training import Training
 
 from .protocol import Claim, Protocol, Row, Scale, figures
+from .reference_networks import alexnet_cifar, cnn28, cnn_lstm
 
 BUDGETS = (200, 500, 1000, 10_000)
 TABLE_2 = {
@@ -85,14 +86,14 @@ def weighted(network: nn.Module, *kinds: type[nn.Module]) -> int:
 
 def architectures() -> list[dict[str, Any]]:
     """Return the layers of the networks of Table 3."""
-    lstm = models.cnn_lstm()
+    lstm = cnn_lstm()
     return [
         {
             "label": "CIFAR-10 ResNet-20: layers",
             "ours": weighted(models.resnet20_frn(), nn.Conv2d, nn.Linear),
             "paper": 20,
         },
-        {"label": "CIFAR-10 AlexNet: convolutions", "ours": weighted(models.alexnet_cifar(), nn.Conv2d), "paper": 5},
+        {"label": "CIFAR-10 AlexNet: convolutions", "ours": weighted(alexnet_cifar(), nn.Conv2d), "paper": 5},
         {"label": "IMDB: convolutions", "ours": weighted(lstm, nn.Conv1d), "paper": 1},
         {"label": "IMDB: LSTM cells", "ours": sum(type(m).__name__ == "Lstm" for m in lstm.modules()), "paper": 1},
         {
@@ -100,7 +101,7 @@ def architectures() -> list[dict[str, Any]]:
             "ours": weighted(models.mlp(8, 1, hidden=(50, 50)), nn.Linear) - 1,
             "paper": 2,
         },
-        {"label": "DermaMNIST: convolutions", "ours": weighted(models.cnn28(), nn.Conv2d), "paper": 2},
+        {"label": "DermaMNIST: convolutions", "ours": weighted(cnn28(), nn.Conv2d), "paper": 2},
     ]
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from choral.base.order import executed
 from choral.compaction import neuron_param_mask, tied_groups
 from choral.layers.frn import FilterResponseNorm
 from choral.masks import keep_vectors, prunable, random_masks
@@ -241,7 +242,7 @@ def sequence():
 
 
 def response_norm():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), FilterResponseNorm(8, learned_eps=True), nn.Conv2d(8, 4, 3), nn.Flatten())
+    return nn.Sequential(nn.Conv2d(3, 8, 3), FilterResponseNorm(8), nn.Conv2d(8, 4, 3), nn.Flatten())
 
 
 def encoder_layer():
@@ -307,7 +308,7 @@ def prepared(build, seed=0):
 
 
 def drawn(network, x, seed, *, tied, density=0.5):
-    names = prunable(network, unit="neuron", example_input=x)
+    names = prunable(network, unit="neuron", calls=executed(network, x))
     shapes = {name: network.get_parameter(name).shape for name in names}
     groups = tied_groups(network, x) if tied else ()
     return keep_vectors(
@@ -342,10 +343,10 @@ def assert_same(one, other, x):
 def removed_channels(result, keep):
     """How many of the wanted channels went; those that stayed must all be named, once."""
     wanted = {layer: set((~vector).nonzero().flatten().tolist()) for layer, vector in keep.items()}
-    for kept in result.report.kept:
+    for kept in result.kept:
         assert kept.reason
         assert set(kept.channels) <= wanted[kept.layer]
         wanted[kept.layer] -= set(kept.channels)
     for layer, channels in wanted.items():
-        assert result.report.removed.get(layer, 0) >= len(channels)
+        assert result.removed.get(layer, 0) >= len(channels)
     return sum(map(len, wanted.values()))

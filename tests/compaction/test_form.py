@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.compaction import follow, plan_compaction, shrink, slice_params
+from choral.compaction import compact, shrink, slice_params
 from choral.layers.bayesian.sampling import SpikeSlabLayer, at_means
+from choral.plan.bayes import variational_form
 
 
 def network():
@@ -22,7 +23,7 @@ X = torch.randn(2, 2, 7, 7, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_form_says_what_is_left_of_every_tensor():
-    form = plan_compaction(network(), KEEP, X).form
+    form = compact(network(), KEEP, X).form
     left = [0, 2, 3, 5]
     assert form == {
         "axes": {
@@ -37,7 +38,7 @@ def test_a_form_says_what_is_left_of_every_tensor():
 
 
 def test_shrink_needs_no_data_and_leaves_the_original_alone():
-    form, plain = plan_compaction(network(), KEEP, X).form, network()
+    form, plain = compact(network(), KEEP, X).form, network()
     plain[0].weight.requires_grad_(False)
     small: Any = shrink(plain, form)
     assert plain[0].weight.shape == (6, 2, 3, 3)
@@ -50,7 +51,7 @@ def test_shrink_needs_no_data_and_leaves_the_original_alone():
 
 
 def test_anything_with_the_names_of_parameters_can_be_sliced():
-    form = plan_compaction(network(), KEEP, X).form
+    form = compact(network(), KEEP, X).form
     momenta = {"0.bias": torch.arange(6.0), "elsewhere": torch.ones(2)}
     sliced = slice_params(momenta, form)
     assert sliced["0.bias"].tolist() == [0, 2, 3, 5]
@@ -58,7 +59,7 @@ def test_anything_with_the_names_of_parameters_can_be_sliced():
 
 
 def test_forms_of_other_networks_are_refused():
-    form = plan_compaction(network(), KEEP, X).form
+    form = compact(network(), KEEP, X).form
     with pytest.raises(InputError, match=r"index 5 of axis 0 of '0\.weight', which has shape \(4, 2, 3, 3\)"):
         shrink(shrink(network(), form), form)
     with pytest.raises(InputError, match=r"names '0\.weight',"):
@@ -90,15 +91,9 @@ def test_the_posterior_of_a_weight_follows_its_form():
 
     big = joint(plain)
     big[0].frozen_gate.copy_(KEEP["0"].float())
-    form = plan_compaction(nn.Sequential(*[m.plain() if hasattr(m, "plain") else m for m in big]), KEEP, X).form
-    leaders = {}
-    for layer in ("0", "2"):
-        for part in ("mean", "rho"):
-            leaders[f"{layer}.weight_{part}"] = (f"{layer}.weight", {0: 0, 1: 1})
-            leaders[f"{layer}.bias_{part}"] = (f"{layer}.bias", {0: 0})
-        leaders[f"{layer}.gate_logit"] = leaders[f"{layer}.frozen_gate"] = (f"{layer}.weight", {0: 0})
+    form = compact(nn.Sequential(*[m.plain() if hasattr(m, "plain") else m for m in big]), KEEP, X).form
     small = joint(shrink(plain, form))
-    small.load_state_dict(slice_params(big.state_dict(), follow(form, leaders)))
+    small.load_state_dict(slice_params(big.state_dict(), variational_form(form, list(big.state_dict()))))
     assert small[0].gate_logit.shape == (4,)
     with torch.no_grad(), at_means():
         torch.testing.assert_close(small(X), big(X), rtol=1e-5, atol=1e-5)

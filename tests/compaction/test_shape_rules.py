@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from choral.compaction.rules import reshaped
+from choral.compaction.rules import moved
 from choral.compaction.tracer import Channels, Units
 
 
@@ -32,7 +32,8 @@ def test_channels_after_a_reshape_are_where_the_values_are(case):
     view = [-1 if i == axis else 1 for i in range(len(before))]
     values = torch.arange(count).view(view).expand(before)  # every element holds its channel
     result = values.reshape(after)
-    known = reshaped(Channels(axis, torch.arange(count), torch.zeros(count)), before, after)
+    channels = Channels(axis, torch.arange(count), torch.zeros(count))
+    known = moved(channels, torch.zeros(before), lambda t: t.reshape(after))
     if known is not None:
         assert torch.equal(
             known.units.view([-1 if i == known.axis else 1 for i in range(len(after))]).expand(after), result

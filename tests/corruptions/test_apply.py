@@ -4,7 +4,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from choral.base.errors import InputError
-from choral.corruptions import COMMON, EXTRA, FAMILIES, SEVERITIES, corrupt, each_corruption, functions
+from choral.corruptions import COMMON, EXTRA, FAMILIES, SEVERITIES, corrupt, functions
 from choral.corruptions.functions import grey_of
 
 ALL = COMMON + EXTRA
@@ -112,15 +112,10 @@ def test_blurs_leave_a_plain_image_alone_and_reach_further_in_larger_ones(name: 
     assert on_large > 0.5 * on_small
 
 
-def test_names_and_iteration() -> None:
+def test_names_by_family() -> None:
     assert len(COMMON) == 15
     assert len(EXTRA) == 4
     assert sorted(name for names in FAMILIES.values() for name in names) == sorted(ALL)
-    images = PHOTOGRAPHS[:2]
-    seen = [(name, severity) for name, severity, _ in each_corruption(images, names=("fog", "snow"), severities=(1, 5))]
-    assert seen == [("fog", 1), ("fog", 5), ("snow", 1), ("snow", 5)]
-    for name, severity, changed in each_corruption(images, names=("fog",), seed=3):
-        np.testing.assert_array_equal(changed, corrupt(images, name, severity=severity, seed=3))
 
 
 def test_wrong_arguments_are_refused() -> None:

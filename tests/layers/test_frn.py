@@ -19,18 +19,13 @@ def by_loops(x, gamma, beta, tau, eps):
     return out
 
 
-@pytest.mark.parametrize("learned_eps", [False, True])
-def test_equals_its_definition(learned_eps):
+def test_equals_its_definition():
     torch.manual_seed(0)
-    layer = FilterResponseNorm(3, eps=0.1, learned_eps=learned_eps).double()
+    layer = FilterResponseNorm(3, eps=0.1).double()
     for parameter in (layer.weight, layer.bias, layer.tau):
         torch.nn.init.normal_(parameter)
-    eps = 0.1
-    if layer.extra_eps is not None:
-        torch.nn.init.constant_(layer.extra_eps, -0.3)
-        eps = 0.4
     x = torch.randn(2, 3, 4, 5, dtype=torch.double)
-    torch.testing.assert_close(layer(x).detach(), by_loops(x, layer.weight, layer.bias, layer.tau, eps).detach())
+    torch.testing.assert_close(layer(x).detach(), by_loops(x, layer.weight, layer.bias, layer.tau, 0.1).detach())
 
 
 def test_an_example_does_not_depend_on_its_batch_nor_on_its_scale():
@@ -43,9 +38,9 @@ def test_an_example_does_not_depend_on_its_batch_nor_on_its_scale():
 
 def test_gradients_and_the_reset():
     torch.manual_seed(0)
-    layer = FilterResponseNorm(2, learned_eps=True).double()
+    layer = FilterResponseNorm(2).double()
     names = [name for name, _ in layer.named_parameters()]
-    assert names == ["weight", "bias", "tau", "extra_eps"]
+    assert names == ["weight", "bias", "tau"]
     x = torch.randn(2, 2, 3, 3, dtype=torch.double, requires_grad=True)
     values = [torch.randn(p.shape, dtype=torch.double, requires_grad=True) for p in layer.parameters()]
     assert torch.autograd.gradcheck(lambda x, *v: functional_call(layer, dict(zip(names, v)), (x,)), (x, *values))
@@ -54,7 +49,7 @@ def test_gradients_and_the_reset():
         for parameter in layer.parameters():
             parameter.fill_(7.0)
     layer.reset_parameters()
-    assert [p.unique().tolist() for p in layer.parameters()] == [[1.0], [0.0], [0.0], [1e-4]]
+    assert [p.unique().tolist() for p in layer.parameters()] == [[1.0], [0.0], [0.0]]
 
 
 def test_stacked_layers_equal_single_ones():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import InputError
+from choral.base.order import executed
 from choral.masks import expand_neurons, prunable
 
 
@@ -29,10 +30,10 @@ ATTENTION = ["attention.in_proj_weight", "attention.out_proj.weight"]
 
 
 def test_attention_weights_count_for_connections_only():
-    x = torch.zeros(1, 3, 8, 8)
     network = Attention()
-    assert prunable(network, example_input=x) == ["embed.weight", *ATTENTION, "hidden.weight", "back.weight"]
-    assert prunable(network, unit="neuron", example_input=x) == ["embed.weight", "hidden.weight", "back.weight"]
+    calls = executed(network, torch.zeros(1, 3, 8, 8))
+    assert prunable(network, calls=calls) == ["embed.weight", *ATTENTION, "hidden.weight", "back.weight"]
+    assert prunable(network, unit="neuron", calls=calls) == ["embed.weight", "hidden.weight", "back.weight"]
     assert network.training
     assert prunable(network) == ["head.weight", "embed.weight", *ATTENTION, "hidden.weight"]
 

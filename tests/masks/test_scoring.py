@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from choral.base.errors import InputError
-from choral.masks import density, erk_densities, keep_vectors, magnitude_masks, random_masks, regrow
+from choral.masks import erk_densities, keep_vectors, magnitude_masks, random_masks, regrow
 
 SEEDS = st.integers(0, 2**31)
 
@@ -98,7 +98,7 @@ def test_regrow_by_gradient_equals_the_slow_reference(seed, share, rate):
         masks["a"].flatten().tolist(), weights["a"].flatten().tolist(), gradients["a"].flatten().tolist(), rate
     )
     assert new.flatten().tolist() == expected
-    assert density(new) == density(masks)
+    assert new.sum() == masks["a"].sum()
 
 
 @given(seed=SEEDS, share=st.floats(0, 1), rate=st.floats(0, 1))

@@ -30,19 +30,16 @@ SMALL: dict[str, tuple[dict, tuple[int, ...]]] = {
         (3,),
     ),
     "lenet": ({"size": "5", "channels": 1, "side": 28}, (1, 28, 28)),
-    "cnn28": ({"channels": 1, "side": 12}, (1, 12, 12)),
-    "alexnet_cifar": ({"channels": 1, "side": 8}, (1, 8, 8)),
     "resnet_cifar": ({"depth": 20, "width": 4}, (3, 8, 8)),
     "resnet20_frn": ({"width": 4}, (3, 8, 8)),
     "resnet18": ({"width": 4, "classes": 5, "stem": "cifar"}, (3, 16, 16)),
     "resnet50": ({"width": 4, "classes": 5}, (3, 64, 64)),
     "resnext50": ({"groups": 2, "group_width": 2, "classes": 5, "stem": "cifar"}, (3, 16, 16)),
     "wide_resnet": ({"depth": 16, "width": 1, "dropout": 0.3}, (3, 8, 8)),
-    "cnn_lstm": ({"vocabulary": 50, "embedding": 8, "filters": 6, "units": 5}, (24,)),
     "vit": ({"side": 8, "channels": 1, "width": 16, "depth": 2, "patch": 2, "dropout": 0.1}, (1, 8, 8)),
     "transformer": ({"vocabulary": 50, "length": 30, "width": 16}, (24,)),
 }
-TEXTS = {"cnn_lstm", "transformer"}
+TEXTS = {"transformer"}
 TRACEABLE = sorted(set(SMALL) - TEXTS)  # those look at the length of a text
 
 

@@ -105,8 +105,6 @@ def test_it_sums_over_layers_and_leaves_other_parameters_alone():
     kl = GaussianKL()
     both = kl(one | two | stray, {}, 1.0)
     torch.testing.assert_close(both, kl(one, {}, 1.0) + kl(two, {}, 1.0))
-    torch.testing.assert_close(GaussianKL(exclude=("norm.*",))(one | two, {}, 1.0), kl(one, {}, 1.0))
-    torch.testing.assert_close(GaussianKL(include=("*.bias",))(one | two, {}, 1.0), kl(two, {}, 1.0))
     assert kl(stray, {}, 1.0) == 0
 
 
@@ -149,7 +147,7 @@ def test_arguments_are_checked_and_survive_a_dict():
         GaussianKL(anneal=1.5)
     with pytest.raises(InputError, match="inclusion"):
         SpikeSlabKL(inclusion=1.0)
-    for penalty in (GaussianKL(prior_mean=1.0, include=("a*",)), SpikeSlabKL(anneal=0.5)):
+    for penalty in (GaussianKL(prior_mean=1.0), SpikeSlabKL(anneal=0.5)):
         assert from_dict(penalty.to_dict()) == penalty
 
 

@@ -1,9 +1,8 @@
-import pytest
 import torch
 from torch import nn
 
 from choral.layers.bayesian.patched import Mixture, PatchedLayer
-from choral.objectives.penalties import L2, PatchedL2
+from choral.objectives.penalties import L2
 
 
 def params_of(network):
@@ -21,7 +20,7 @@ def test_equation_six_written_out():
         wanted += 2.0 * (1 / 5) / 2 * p["patched.patches.weight"][k].pow(2).sum()
         wanted += 3.0 * (1 / 5) / 2 * p["patched.patches.bias"][k].pow(2).sum()
     wanted += 2.0 / 2 * p["shared.weight"].pow(2).sum() + 3.0 / 2 * p["shared.bias"].pow(2).sum()
-    got = PatchedL2(precision=2.0, bias_precision=3.0)(p, {}, 0.0)
+    got = L2(precision=2.0, bias_precision=3.0)(p, {}, 0.0)
     torch.testing.assert_close(got, wanted)
 
 
@@ -32,24 +31,14 @@ def test_learned_probabilities_weigh_components_and_get_a_gradient():
         p["mixing"].copy_(torch.tensor([0.25, 0.75]).log())
         p["patches.weight"][1] *= 2
     squares = p["patches.weight"].square().flatten(1).sum(1)
-    got = PatchedL2()(p, {}, 0.0)
+    got = L2()(p, {}, 0.0)
     torch.testing.assert_close(got, 0.5 * (0.25 * squares[0] + 0.75 * squares[1]))
     got.backward()
     assert p["mixing"].grad is not None
     assert p["mixing"].grad.abs().max() > 0
 
 
-def test_without_patches_it_is_plain_l2():
-    p = params_of(nn.Linear(3, 2))
-    torch.testing.assert_close(PatchedL2(precision=0.7)(p, {}, 0.0), L2(precision=0.7)(p, {}, 0.0))
-
-
-def test_a_component_fixed_at_zero_has_the_rest_of_the_probability():
-    p = {"a.patches.weight": torch.ones(1, 3), "a.patches.bias": torch.ones(1, 2)}
-    assert PatchedL2(zero=0.25)(p, {}, 0.0).item() == pytest.approx(0.5 * (0.75 * 3 + 2))
-
-
 def test_patterns_choose_parameters():
     p = {"a.patches.weight": torch.ones(2, 3), "b.weight": torch.ones(4)}
-    assert PatchedL2(include=("b.*",))(p, {}, 0.0).item() == 2.0
-    assert PatchedL2(exclude=("b.*",))(p, {}, 0.0).item() == 1.5
+    assert L2(include=("b.*",))(p, {}, 0.0).item() == 2.0
+    assert L2(exclude=("b.*",))(p, {}, 0.0).item() == 1.5

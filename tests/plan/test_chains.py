@@ -147,7 +147,7 @@ def test_arguments_are_checked():
         lambda: GaussianWalk(step_std=-1.0),
         lambda: Autoregressive(correlation=1.0),
         lambda: HMC(leapfrog_steps=0),
-        lambda: start(HMC(step_std=1.0))[0] and HMC(step_std=1.0).step({}, {}, 0.45, torch.Generator()),
+        lambda: HMC(step_std=1.0).step({"w": torch.zeros(1)}, {}, 0.45, torch.Generator()),
     ):
         with pytest.raises(InputError):
             make()

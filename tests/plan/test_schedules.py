@@ -1,10 +1,8 @@
-import math
-
 import pytest
 import torch
 
 from choral.base.errors import InputError
-from choral.plan import Cosine, CosineRestarts, Linear, OneCycle, Steps, Triangles
+from choral.plan import Cosine, Linear, OneCycle, Steps
 
 
 def test_one_cycle_is_the_two_phase_cosine_of_torch():
@@ -33,16 +31,8 @@ def test_one_cycle_is_the_two_phase_cosine_of_torch():
     assert max(abs(a - b) for a, b in zip(mine, rates)) < 0.018
 
 
-def test_cosine_and_restarts():
+def test_half_a_cosine():
     assert Cosine(0.1).rate(50, 100) == pytest.approx(0.05)
-    restarts = CosineRestarts(0.1, cycles=4)
-    assert [restarts.rate(s, 100) for s in (0, 25, 50, 75)] == pytest.approx([0.1] * 4)
-    assert restarts.rate(24, 100) == pytest.approx(0.05 * (1 + math.cos(math.pi * 0.96)))
-
-
-def test_triangles_touch_both_ends():
-    triangles = Triangles(0.5, 0.1, cycles=2)
-    assert [triangles.rate(s, 8) for s in range(8)] == pytest.approx([0.5, 0.3, 0.1, 0.3, 0.5, 0.3, 0.1, 0.3])
 
 
 def test_steps_and_linear_pieces():

@@ -27,9 +27,6 @@ def kinds(structure: SpikeSlab) -> list[str]:
     ("structure", "expected"),
     [
         (SpikeSlab(), ["SpikeSlabLayer", "GaussianNorm", "SpikeSlabLayer", "GaussianLayer"]),
-        (SpikeSlab(rest="plain"), ["SpikeSlabLayer", "SpikeSlabLayer"]),
-        (SpikeSlab(gate_classifier=True, rest="plain"), ["SpikeSlabLayer", "SpikeSlabLayer", "SpikeSlabLayer"]),
-        (SpikeSlab(ungated=("1.1",)), ["SpikeSlabLayer", "GaussianNorm", "GaussianLayer", "GaussianLayer"]),
         (SpikeSlab(exclude=("0*",)), ["SpikeSlabLayer", "GaussianLayer"]),
     ],
     ids=repr,
@@ -65,9 +62,7 @@ def test_a_member_has_exact_zeros_for_nodes_that_are_out():
 
 
 def test_arguments_are_checked_and_survive_a_dict():
-    with pytest.raises(InputError, match="rest is 'nothing'"):
-        SpikeSlab(rest="nothing")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InputError, match="nothing fits 'head'"):
-        SpikeSlab(ungated=("head",)).convert(network(), torch.Generator())
-    structure = SpikeSlab(gamma=0.9, ungated=("a",), draws=2)
+        SpikeSlab(exclude=("head",)).convert(network(), torch.Generator())
+    structure = SpikeSlab(gamma=0.9, exclude=("a",), draws=2)
     assert from_dict(structure.to_dict()) == structure

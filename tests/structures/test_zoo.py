@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks.protocols.reference_networks import cnn_lstm
 from tests.networks import NETWORKS, generator
 from tests.structures.independence import check_independence
 
@@ -21,7 +22,7 @@ ZOO = {
     "wide_resnet": (lambda: models.wide_resnet(10, 1), IMAGES, "layer3"),
     "vit": (lambda: models.vit(16, patch=4), IMAGES, "blocks.2"),
     "transformer": (lambda: models.transformer(50, dropout=0.0), None, "blocks.1"),
-    "cnn_lstm": (lambda: models.cnn_lstm(50), None, "lstm"),
+    "cnn_lstm": (lambda: cnn_lstm(50), None, "lstm"),
 }
 STRUCTURES = {
     "packed": lambda start: Packed(members=4, width=2),

@@ -10,11 +10,11 @@ fewer features, and passes functions it does not know (a softmax) as elementwise
 Where none of this plays a part both give the same network, which the tests check.
 """
 
-from choral.compaction.compact import CompactReport, CompactResult, compact, plan_compaction
-from choral.compaction.form import Form, follow, shrink, slice_params
+from choral.compaction.compact import CompactResult, compact
+from choral.compaction.form import Form, shrink, slice_params
 from choral.compaction.solve import Fold, Kept, neuron_param_mask, tied_groups
 
 __all__ = [
-    "CompactReport", "CompactResult", "Fold", "Form", "Kept", "compact", "follow", "neuron_param_mask",
-    "plan_compaction", "shrink", "slice_params", "tied_groups",
+    "CompactResult", "Fold", "Form", "Kept", "compact", "neuron_param_mask", "shrink",
+    "slice_params", "tied_groups",
 ]  # fmt: skip

@@ -38,9 +38,7 @@ def slice_params(params: Params, form: Form) -> Params:
 
 def _axes(form: Form) -> Mapping[str, Mapping[str, list[int]]]:
     if not isinstance(form, Mapping) or not isinstance(form.get("axes"), Mapping):
-        raise InputError(
-            f"a form is a dict with 'axes' and 'attributes', as plan_compaction gives it; received {form!r}."
-        )
+        raise InputError(f"a form is a dict with 'axes' and 'attributes', as compact gives it; received {form!r}.")
     return form["axes"]
 
 
@@ -60,7 +58,8 @@ def _slice(name: str, value: Tensor, axes: Mapping[str, list[int]]) -> Tensor:
 def shrink(network: nn.Module, form: Form) -> nn.Module:
     """Return a new network with the smaller layers that a form describes; needs no data, the given one stays as it is.
 
-    The kept values are those of the given network; load others with `load_state_dict`.
+    The kept values are those of the given network; load others with `load_state_dict`. Sizes of a layer that stands for a plain one, its
+    `settings`, are set there.
 
     >>> form = {"axes": {"weight": {"0": [1]}, "bias": {"0": [1]}}, "attributes": {"": {"out_features": 1}}}
     >>> shrink(nn.Linear(3, 2), form)
@@ -88,24 +87,5 @@ def shrink(network: nn.Module, form: Form) -> nn.Module:
                 raise InputError(
                     f"the form sets {attribute}={size!r} of {owner!r}; only sizes of layers that the network has can be set."
                 )
-            setattr(modules[owner], attribute, size)
+            setattr(getattr(modules[owner], "settings", modules[owner]), attribute, size)
     return small
-
-
-def follow(form: Form, leaders: Mapping[str, tuple[str, Mapping[int, int]]]) -> Form:
-    """Return the form with more names that are cut where others are: the posterior of a weight, the gates of a layer.
-
-    Args:
-        form: a form.
-        leaders: for each new name the name it follows, and which of its own axes is which axis of that one.
-
-    >>> form = {"axes": {"fc.weight": {"0": [1], "1": [0, 2]}}, "attributes": {}}
-    >>> follow(form, {"fc.gate": ("fc.weight", {0: 0})})["axes"]["fc.gate"]
-    {'0': [1]}
-    """
-    axes = dict(_axes(form))
-    for name, (leader, pairs) in leaders.items():
-        cut = {str(mine): axes[leader][str(its)] for mine, its in pairs.items() if str(its) in axes.get(leader, {})}
-        if cut:
-            axes[name] = cut
-    return {**form, "axes": axes}

@@ -6,7 +6,7 @@ and get its channels in its place; the tracer asks them only where it has some.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ def _outputs(tracer: Tracer, weight: Tensor, bias: Tensor | None, axis: int) -> 
     for tensor in (weight,) if bias is None else (weight, bias):
         tracer.bind(tracer.names[id(tensor)], 0, units)
     values = torch.zeros(weight.shape[0], dtype=weight.dtype) if bias is None else bias.detach().cpu()
-    return Channels(axis, units, values.where(tracer.dead_rows(name, weight.shape[0]), torch.nan))
+    dead = tracer.dead.get(name, torch.zeros(weight.shape[0], dtype=torch.bool))
+    return Channels(axis, units, values.where(dead, torch.nan))
 
 
 def _are_own(tracer: Tracer, *tensors: Tensor | None) -> bool:
@@ -176,70 +177,41 @@ def _prelu(tracer: Tracer, call: Call, channels: Channels, weight: Tensor) -> An
     return channels.valued(values.where(values.isnan() | (values > 0), values * acting.cpu()))
 
 
-def reshaped(channels: Channels, before: Sequence[int], after: Sequence[int]) -> Channels | None:
-    """Return the channels after a reshape, or None where it splits them over several axes.
+def moved(channels: Channels, source: Tensor, function: Callable[[Tensor], Tensor]) -> Channels | None:
+    """Return the channels behind a function that moves the numbers of a tensor, or takes their means or extremes over other axes.
 
-    Channels lie `stride` elements apart. The result's axis that holds them spans a multiple of all of them: places
-    merged into it from behind repeat each channel, places merged from before repeat the whole row of channels.
+    The same is done with the numbers of the channels, which shows where they end; None where no single axis holds them all.
 
     >>> channels = Channels(1, torch.tensor([7, 8]), torch.zeros(2))
-    >>> reshaped(channels, (5, 2, 3), (5, 6)).units.tolist()
+    >>> moved(channels, torch.zeros(5, 2, 3), lambda t: t.flatten(1)).units.tolist()
     [7, 7, 7, 8, 8, 8]
-    >>> reshaped(channels, (5, 2, 3), (10, 3)).units.tolist()
-    [7, 8, 7, 8, 7, 8, 7, 8, 7, 8]
     """
-    count = before[channels.axis]
-    stride = torch.Size(before[channels.axis + 1 :]).numel()
-    for axis, size in enumerate(after):
-        inner = torch.Size(after[axis + 1 :]).numel()
-        if size % count == 0 and size >= count > 1 and stride % inner == 0 and (inner * size) % (stride * count) == 0:
-            repeats, rows = stride // inner, inner * size // (stride * count)
-            units, constants = (v.repeat_interleave(repeats).repeat(rows) for v in (channels.units, channels.constants))
-            return Channels(axis, units, constants)
-    return None
+    count = channels.units.numel()
+    numbers = torch.arange(count, dtype=torch.float64).view(
+        [-1 if axis == channels.axis else 1 for axis in range(source.dim())]
+    )
+    places = function(torch.empty_like(source, dtype=torch.float64).copy_(numbers)).round().long().cpu()
+    axes = [axis for axis in range(places.dim()) if bool((places != places.narrow(axis, 0, 1)).any())]
+    if len(axes) != 1:
+        return None
+    line = places.movedim(axes[0], 0).flatten(1)[:, 0] if places.dim() > 1 else places
+    whole = line.unique().numel() == count
+    return Channels(axes[0], channels.units[line], channels.constants[line]) if whole else None
 
 
-def _reshape(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
-    if not isinstance(call.result, Tensor):
+def _moved(tracer: Tracer, call: Call, channels: Channels, *index: Any, **_: Any) -> Any:
+    """Moves, means and extremes."""
+    entries = index[0] if isinstance(index[0] if index else None, tuple) else index
+    chosen = call.name == "__getitem__" and any(hasattr(entry, "__len__") for entry in entries)  # by a list or tensor
+    if chosen or not isinstance(call.result, Tensor):
         return NotImplemented
-    return reshaped(channels, call.args[0].shape, call.result.shape) or NotImplemented
+    found = moved(channels, call.args[0], lambda t: call.function(t, *call.args[1:], **call.kwargs))
+    return found or NotImplemented
 
 
 def _same(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
     """Copies and conversions."""
     return channels
-
-
-def _transpose(tracer: Tracer, call: Call, channels: Channels, dim0: int, dim1: int) -> Any:
-    one, other = dim0 % call.result.dim(), dim1 % call.result.dim()
-    return channels.moved({one: other, other: one}.get(channels.axis, channels.axis))
-
-
-def _permute(tracer: Tracer, call: Call, channels: Channels, *dims: Any) -> Any:
-    order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    return channels.moved([d % call.result.dim() for d in order].index(channels.axis))
-
-
-def _expand(tracer: Tracer, call: Call, channels: Channels, *_: Any) -> Any:
-    axis = channels.axis + call.result.dim() - call.args[0].dim()
-    return channels.moved(axis) if call.result.shape[axis] == channels.units.numel() else NotImplemented
-
-
-def _getitem(tracer: Tracer, call: Call, channels: Channels, index: Any) -> Any:
-    shape = call.args[0].shape
-    entries = list(index) if isinstance(index, tuple) else [index]
-    if not all(entry is None or entry is Ellipsis or isinstance(entry, int | slice) for entry in entries):
-        return NotImplemented
-    taken = sum(entry is not None and entry is not Ellipsis for entry in entries)
-    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
-    entries[at : at + 1] = [slice(None)] * (len(shape) - taken)
-    read = [i for i, entry in enumerate(entries) if entry is not None]  # the entry for each axis of the input
-    own = entries[read[channels.axis]]
-    if not isinstance(own, slice) or len(range(*own.indices(shape[channels.axis]))) != shape[channels.axis]:
-        return NotImplemented
-    if own.step not in (None, 1):
-        return NotImplemented
-    return channels.moved(sum(not isinstance(entry, int) for entry in entries[: read[channels.axis]]))
 
 
 def _cat(tracer: Tracer, call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Any:
@@ -287,19 +259,10 @@ def _pad(
     return _joined(channels.axis, [first, channels, last])
 
 
-def _reduced(tracer: Tracer, call: Call, channels: Channels, dim: Any = None, keepdim: bool = False) -> Any:
-    """Means and extremes over other axes than that of the channels."""
-    if dim is None or not isinstance(call.result, Tensor):
-        return NotImplemented
-    dims = {d % call.args[0].dim() for d in ([dim] if isinstance(dim, int) else dim)}
-    if channels.axis in dims:
-        return NotImplemented
-    return channels.moved(channels.axis - (0 if keepdim else sum(d < channels.axis for d in dims)))
-
-
-def _summed(tracer: Tracer, call: Call, channels: Channels, dim: Any = None, keepdim: bool = False) -> Any:
+def _summed(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
     """Sums grow with the number of places, so only zero stays a constant."""
-    return _reduced(tracer, call, channels.zero_only(), dim, keepdim)
+    mean = moved(channels.zero_only(), call.args[0], lambda t: t.mean(*call.args[1:], **call.kwargs))
+    return mean or NotImplemented
 
 
 def _pooled(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
@@ -416,14 +379,10 @@ ALONG: dict[str, Rule] = {
     "group_norm": _group_norm,
     **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
     "prelu": _prelu,
-    **dict.fromkeys(MOVES, _reshape),
+    **dict.fromkeys(MOVES, _moved),
     **dict.fromkeys(COPIES, _same),
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose),
-    "permute": _permute,
-    **dict.fromkeys(("expand", "expand_as"), _expand),
-    "__getitem__": _getitem,
     "pad": _pad,
-    **dict.fromkeys(("mean", "amax", "amin"), _reduced),
+    **dict.fromkeys(("mean", "amax", "amin"), _moved),
     "sum": _summed,
     **dict.fromkeys([f"{k}_pool{n}d" for k in ("max", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)], _pooled),
     **dict.fromkeys(("interpolate", "upsample"), _pooled),

@@ -29,10 +29,6 @@ class Channels:
     units: Tensor
     constants: Tensor
 
-    def moved(self, axis: int) -> "Channels":
-        """Return the same channels along another axis."""
-        return Channels(axis, self.units, self.constants)
-
     def valued(self, constants: Tensor) -> "Channels":
         """Return the same channels with other constants."""
         return Channels(self.axis, self.units, constants.to(self.constants))
@@ -162,7 +158,7 @@ class Tracer(TorchFunctionMode):
         self.elsewhere: dict[str, str] = {}
         self.norms: dict[str, Tensor] = {}
         self.silenced: dict[str, Tensor] = {}
-        self._dead = dead
+        self.dead = dead
         self._rules = rules
         self._silence = silence
         own = [*network.named_parameters(), *network.named_buffers()]
@@ -311,10 +307,6 @@ class Tracer(TorchFunctionMode):
         varies = constants.isnan()
         self.silenced[name] = self.silenced.get(name, torch.zeros_like(varies)) | varies
         return True
-
-    def dead_rows(self, name: str, count: int) -> Tensor:
-        """Return which rows of a weight are zero, (output channel,)."""
-        return self._dead.get(name, torch.zeros(count, dtype=torch.bool))
 
     def finish(self, outputs: Any) -> None:
         """Lock what the network returns, and all that is bound to parameters which are also used in unknown ways."""

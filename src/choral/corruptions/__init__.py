@@ -1,5 +1,5 @@
 """Common image corruptions for uint8 arrays (row, height, width, channel) of any size, seeded row by row."""
 
-from choral.corruptions.functions import COMMON, EXTRA, FAMILIES, SEVERITIES, corrupt, each_corruption
+from choral.corruptions.functions import COMMON, EXTRA, FAMILIES, SEVERITIES, corrupt
 
-__all__ = ["COMMON", "EXTRA", "FAMILIES", "SEVERITIES", "corrupt", "each_corruption"]
+__all__ = ["COMMON", "EXTRA", "FAMILIES", "SEVERITIES", "corrupt"]

@@ -4,7 +4,7 @@ Lengths are for 32 x 32 images and grow with the image.
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -598,12 +598,3 @@ def corrupt(images: Array, name: str, *, severity: int, seed: int = 0, first_row
         changed = _CORRUPTIONS[name](block.astype(np.float32) / 255, severity, draws)
         out[start : start + rows] = np.rint(255 * np.clip(changed, 0, 1))
     return out
-
-
-def each_corruption(
-    images: Array, *, names: Sequence[str] = COMMON, severities: Sequence[int] = SEVERITIES, seed: int = 0
-) -> Iterator[tuple[str, int, Array]]:
-    """Yield (name, severity, corrupted images) one after another, so that only one copy is in memory; see `corrupt`."""
-    for name in names:
-        for severity in severities:
-            yield name, severity, corrupt(images, name, severity=severity, seed=seed)

@@ -4,7 +4,7 @@ from choral.base.arguments import offered
 from choral.layers.attention import OpenAttention, open_attention
 from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
-from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer
 from choral.layers.bayesian.sampling import GaussianLayer, SpikeSlabLayer, at_means, gaussian_twin
 from choral.layers.convert import layers_of, swap
 from choral.layers.features import Piecewise, piecewise_embedding, quantile_edges
@@ -19,7 +19,7 @@ __all__ = [
     "Joint", "MaskedLayer", "Mixture", "OpenAttention", "PackedLayer", "PackedNetwork", "PatchedLayer",
     "PatchedNetwork", "Piecewise", "RankOneGaussianLayer", "RankOneLayer", "SpikeSlabLayer", "at_means", "family",
     "gaussian_twin", "layers_of", "member_norm", "open_attention", "overlapping_masks", "pack", "packed",
-    "piecewise_embedding", "quantile_edges", "rank_one_gaussian_twin", "swap",
+    "piecewise_embedding", "quantile_edges", "swap",
 ]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

@@ -16,8 +16,6 @@ class FilterResponseNorm(nn.Module):
     Args:
         channels: number of channels, at least 1; `weight` is the paper's gamma, `bias` its beta, `tau` its threshold.
         eps: the constant under the root, above 0.
-        learned_eps: add the absolute value of one learned scalar (starting at 1e-4) to eps, as the paper advises
-            where the maps are as small as 1x1.
 
     Shapes: (batch, channel, height, width) -> the same.
 
@@ -29,7 +27,7 @@ class FilterResponseNorm(nn.Module):
     """
 
     @typed
-    def __init__(self, channels: int, *, eps: float = 1e-6, learned_eps: bool = False):
+    def __init__(self, channels: int, *, eps: float = 1e-6):
         super().__init__()
         if channels < 1 or not eps > 0:
             raise InputError(
@@ -40,7 +38,6 @@ class FilterResponseNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels))
         self.bias = nn.Parameter(torch.empty(channels))
         self.tau = nn.Parameter(torch.empty(channels))
-        self.extra_eps = nn.Parameter(torch.empty(1)) if learned_eps else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -48,18 +45,14 @@ class FilterResponseNorm(nn.Module):
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
         nn.init.zeros_(self.tau)
-        if self.extra_eps is not None:
-            nn.init.constant_(self.extra_eps, 1e-4)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized, thresholded maps."""
-        eps = self.eps if self.extra_eps is None else self.eps + self.extra_eps.abs()
         weight, bias, tau = (p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau))
-        scale = weight * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + eps)
-        return (
-            torch.addcmul(bias - tau, x, scale).relu() + tau
-        )  # the maximum with tau, in 0.6 of the time of torch.maximum
+        scale = weight * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + self.eps)
+        # the maximum with tau, in 0.6 of the time of torch.maximum
+        return torch.addcmul(bias - tau, x, scale).relu() + tau
 
     def extra_repr(self) -> str:
         """Show the arguments."""
-        return f"{self.channels}, eps={self.eps}, learned_eps={self.extra_eps is not None}"
+        return f"{self.channels}, eps={self.eps}"

@@ -13,22 +13,18 @@ from choral.masks.sampling import (
     Scope,
     Shapes,
     Unit,
-    anti_random_pair,
-    density,
     erk_densities,
     expand_neurons,
     keep_vectors,
     magnitude_masks,
-    overlap,
     partition,
     random_masks,
     regrow,
-    total_distance,
 )  # fmt: skip
 
 __all__ = [
-    "Masks", "Scope", "Shapes", "Unit", "anti_random_pair", "density", "erk_densities", "expand_neurons",
-    "keep_vectors", "magnitude_masks", "overlap", "partition", "prunable", "random_masks", "regrow", "total_distance",
+    "Masks", "Scope", "Shapes", "Unit", "erk_densities", "expand_neurons",
+    "keep_vectors", "magnitude_masks", "partition", "prunable", "random_masks", "regrow",
 ]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

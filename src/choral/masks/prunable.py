@@ -1,15 +1,13 @@
 """Which weights of a network masks are made for."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from choral.base.batches import Batch
 from choral.base.errors import InputError
 from choral.base.names import fitting
-from choral.base.order import Called, executed
+from choral.base.order import Called
 from choral.masks.sampling import Unit
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -24,8 +22,7 @@ def prunable(
     keep_first: bool = False,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    example_input: Batch | tuple[Any, ...] | None = None,
-    calls: Sequence[Called] | None = None,
+    calls: Sequence[Called] = (),
 ) -> list[str]:
     """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
 
@@ -40,16 +37,13 @@ def prunable(
         keep_first: leave out the first layer.
         include: patterns of further parameters to mask (a bias, a norm, the classifier).
         exclude: patterns of parameters to leave out; they win over all else. Frozen parameters are always left out.
-        example_input: with it, first and last mean the order of execution, else the order in which the network
-            declares its layers.
-        calls: of the network's modules on such an input, where they are known.
+        calls: of the network's modules on an input (`choral.base.order.executed`); with them, first and last mean the order of
+            execution, else the order in which the network declares its layers.
 
     >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     ['0.weight', '2.weight']
     """
     layers = _layers(network)
-    if calls is None:
-        calls = () if example_input is None else executed(network, example_input)
     called = [call for call in calls if call.layer in layers]
     order = [call.layer for call in called if call.needed] or list(layers)
     aside = {call.layer for call in called} - set(order)  # their outputs are not used

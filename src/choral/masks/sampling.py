@@ -129,47 +129,6 @@ def expand_neurons(shapes: Shapes, keep: Mapping[str, Tensor]) -> dict[str, Tens
     return masks
 
 
-def density(mask: Tensor | Mapping[str, Tensor]) -> float:
-    """Return the share of weights kept by a mask, or by all masks of a network together.
-
-    >>> density({"a": torch.tensor([True, False]), "b": torch.tensor([False, False])})
-    0.25
-    """
-    masks = [mask] if isinstance(mask, Tensor) else list(mask.values())
-    return float(sum(m.sum() for m in masks)) / max(sum(m.numel() for m in masks), 1)
-
-
-def _rows(masks: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Return the masks of members as numbers 0 and 1, (member, weight)."""
-    return torch.stack([torch.cat([m[name].flatten() for name in masks[0]]) for m in masks]).double()
-
-
-def overlap(masks: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Return, for each pair of members, the share of weights kept by both among those kept by either.
-
-    Shapes: members' masks -> (member, member); 1 for equal masks, 0 for disjoint ones.
-
-    >>> overlap([{"a": torch.tensor([True, True, False])}, {"a": torch.tensor([False, True, True])}])[0, 1].item()
-    0.3333333432674408
-    """
-    rows = _rows(masks)
-    both = rows @ rows.T
-    either = rows.sum(1)[:, None] + rows.sum(1) - both
-    return torch.where(either > 0, both / either, 1.0).float()
-
-
-def total_distance(masks: Sequence[Mapping[str, Tensor]]) -> float:
-    """Return TD: the sum over ordered pairs of members of the square root of their masks' Hamming distance.
-
-    Reference: Whitaker & Whitley, 2022, arXiv:2202.11782, the equations for CD and TD.
-
-    >>> total_distance([{"a": torch.tensor([True] * 4)}, {"a": torch.tensor([False] * 4)}])
-    4.0
-    """
-    rows = _rows(masks)
-    return sum(float((one != other).sum()) ** 0.5 for one in rows for other in rows)
-
-
 def _largest(scores: Tensor, count: int) -> Tensor:
     """Return the choice of the `count` largest scores; ties go to the first, so the result never varies."""
     chosen = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
@@ -280,26 +239,6 @@ def partition(
             owners[name] = owner
             dealt = (dealt + n) % members
     return [cells.expand({name: owner == member for name, owner in owners.items()}) for member in range(members)]
-
-
-def anti_random_pair(
-    shapes: Shapes,
-    generator: torch.Generator,
-    *,
-    unit: Unit = "connection",
-    scope: Scope = "layer",
-    groups: Groups = (),
-) -> tuple[Masks, Masks]:
-    """Return a random half of the cells and its complement M' = 1 - M: the most distant pair of masks there is.
-
-    The halves differ by at most one cell where the number of cells is odd. Arguments as in `partition`.
-
-    >>> one, other = anti_random_pair({"a.weight": (3, 4)}, torch.Generator().manual_seed(0))
-    >>> bool((one["a.weight"] ^ other["a.weight"]).all()), int(one["a.weight"].sum())
-    (True, 6)
-    """
-    one, other = partition(shapes, generator, members=2, unit=unit, scope=scope, groups=groups)
-    return one, other
 
 
 def magnitude_masks(

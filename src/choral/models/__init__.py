@@ -10,23 +10,22 @@ from typing import Any
 from torch import nn
 
 from choral.base.errors import InputError, did_you_mean
-from choral.models.convnets import alexnet_cifar, cnn28, lenet
+from choral.models.convnets import lenet
 from choral.models.mlp import mlp
-from choral.models.recurrent import cnn_lstm
 from choral.models.resnet import resnet18, resnet20_frn, resnet50, resnet_cifar, resnext50, wide_resnet
 from choral.models.spec import spec_of, zoo
 from choral.models.tabular import tabular
 from choral.models.transformer import transformer, vit
 
 _BUILDERS = (
-    *(mlp, tabular, lenet, alexnet_cifar, resnet_cifar, resnet20_frn, resnet18, resnet50, resnext50, wide_resnet),
-    *(cnn28, cnn_lstm, vit, transformer),
+    *(mlp, tabular, lenet, resnet_cifar, resnet20_frn, resnet18, resnet50, resnext50, wide_resnet),
+    *(vit, transformer),
 )
 MODELS: dict[str, Callable[..., nn.Module]] = {build.__name__: build for build in _BUILDERS}
 
 __all__ = [
-    "MODELS", "alexnet_cifar", "cnn28", "cnn_lstm", "lenet", "mlp", "rebuild", "resnet18", "resnet20_frn", "resnet50",
-    "resnet_cifar", "resnext50", "spec_of", "tabular", "transformer", "vit", "wide_resnet", "zoo",
+    "MODELS", "lenet", "mlp", "rebuild", "resnet18", "resnet20_frn", "resnet50", "resnet_cifar", "resnext50",
+    "spec_of", "tabular", "transformer", "vit", "wide_resnet", "zoo",
 ]  # fmt: skip
 
 

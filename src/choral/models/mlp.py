@@ -37,14 +37,27 @@ def mlp(
     501
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    width = inputs
+    width = add_hidden(layers, inputs, hidden, ACTIVATIONS[activation], norm=norm and _NORMS[norm], dropout=dropout)
+    layers["output"] = nn.Linear(width, outputs)
+    return nn.Sequential(layers)
+
+
+def add_hidden(
+    layers: OrderedDict[str, nn.Module],
+    width: int,
+    hidden: Sequence[int],
+    activation: Callable[[], nn.Module] = nn.ReLU,
+    *,
+    norm: Callable[[int], nn.Module] | None = None,
+    dropout: float = 0.0,
+) -> int:
+    """Add hidden layers behind `width` units, numbered from 1; return the units of the last."""
     for i, units in enumerate(hidden, start=1):
         layers[f"linear{i}"] = nn.Linear(width, units)
         if norm is not None:
-            layers[f"norm{i}"] = _NORMS[norm](units)
-        layers[f"activation{i}"] = ACTIVATIONS[activation]()
+            layers[f"norm{i}"] = norm(units)
+        layers[f"activation{i}"] = activation()
         if dropout:
             layers[f"dropout{i}"] = nn.Dropout(dropout)
         width = units
-    layers["output"] = nn.Linear(width, outputs)
-    return nn.Sequential(layers)
+    return width

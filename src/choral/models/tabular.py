@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from choral.base.errors import InputError
 from choral.layers.features import Apiece, Beside, Piecewise, Skippable, Waves, piecewise_embedding
+from choral.models.mlp import add_hidden
 from choral.models.spec import zoo
 
 
@@ -62,13 +63,13 @@ def tabular(
             raise InputError(
                 f"skippable=True with hidden={units}, residual={residual}; give equal widths and no blocks."
             )
-        width = _plain(layers, width, units[:1], dropout)
+        width = add_hidden(layers, width, units[:1], dropout=dropout)
         for i, wide in enumerate(units[1:], start=2):
             parts: OrderedDict[str, nn.Module] = OrderedDict()
-            _plain(parts, width, (wide,), dropout)
+            add_hidden(parts, width, (wide,), dropout=dropout)
             layers[f"hidden{i}"] = Skippable(nn.Sequential(parts))
     else:
-        width = (_residual if residual else _plain)(layers, width, units, dropout)
+        width = (_residual if residual else add_hidden)(layers, width, units, dropout=dropout)
     layers["output"] = nn.Linear(width, outputs)
     return nn.Sequential(layers)
 
@@ -96,16 +97,6 @@ def _periodic(inputs: int, frequencies: int, scale: float, width: int) -> tuple[
     if not width:
         return nn.Sequential(waves, Waves()), inputs * frequencies
     return nn.Sequential(waves, Waves(), Apiece(inputs, frequencies, width), nn.ReLU()), inputs * width
-
-
-def _plain(layers: OrderedDict[str, nn.Module], width: int, units: tuple[int, ...], dropout: float) -> int:
-    for i, wide in enumerate(units, start=1):
-        layers[f"linear{i}"] = nn.Linear(width, wide)
-        layers[f"activation{i}"] = nn.ReLU()
-        if dropout:
-            layers[f"dropout{i}"] = nn.Dropout(dropout)
-        width = wide
-    return width
 
 
 def _residual(layers: OrderedDict[str, nn.Module], width: int, units: tuple[int, ...], dropout: float) -> int:

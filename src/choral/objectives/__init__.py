@@ -17,10 +17,10 @@ from choral.objectives.likelihoods import (
     StudentT,
     infer,
 )
-from choral.objectives.penalties import L2, Anchored, Objective, PatchedL2, Penalty
+from choral.objectives.penalties import L2, Anchored, Objective, Penalty
 
 __all__ = [
     "L2", "Anchored", "Bernoulli", "Categorical", "Family", "FixedGaussian", "GaussianKL", "Laplace", "LearnedGaussian",
-    "Likelihood", "Loss", "NegativeBinomial", "Objective", "Ordinal", "PatchedL2", "Penalty", "Poisson", "Quantiles",
+    "Likelihood", "Loss", "NegativeBinomial", "Objective", "Ordinal", "Penalty", "Poisson", "Quantiles",
     "SpikeSlabKL", "StudentT", "infer",
 ]  # fmt: skip

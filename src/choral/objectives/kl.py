@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.names import matches
 from choral.base.types import Params, Slots
 from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, SHARE, Limit, Limits
 from choral.objectives.penalties import Penalty
@@ -218,8 +217,6 @@ class GaussianKL(_KL):
         prior_mean, prior_std: of the prior; 0 and 0.2 for weights, 1 and 0.1 for rank-one factors.
         weight: factor of the KL, 0 or more; 1 is the ELBO, less tempers the posterior.
         anneal: share of the training phase over which that factor rises linearly from 0; 0 is at once.
-        include: patterns of the posteriors it concerns, by their name without suffix ("fc.weight"); all by default.
-        exclude: patterns of posteriors it leaves alone.
 
     Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424, Eq. 1, in closed form;
         for rank-one factors Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020,
@@ -227,16 +224,10 @@ class GaussianKL(_KL):
     """
 
     prior_mean: float = 0.0
-    include: tuple[str, ...] = ("*",)
-    exclude: tuple[str, ...] = ()
 
     def terms(self, params: Params) -> list[Tensor]:
-        """Return the divergences of the posteriors it concerns."""
-        found: list[_Posterior] = [
-            (mean, rho, None)
-            for name, mean, rho in posteriors(params)
-            if matches(name, self.include) and not matches(name, self.exclude)
-        ]
+        """Return the divergences of all Gaussian posteriors."""
+        found: list[_Posterior] = [(mean, rho, None) for _, mean, rho in posteriors(params)]
         return _divergences(found, prior_mean=self.prior_mean, prior_std=self.prior_std)
 
 

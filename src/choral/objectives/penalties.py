@@ -1,4 +1,4 @@
-"""Penalties on parameters (L2, anchored, patched), and the objective that adds them to the likelihood.
+"""Penalties on parameters (L2, anchored), and the objective that adds them to the likelihood.
 
 The convention, said once for the whole library. N is the number of training points. One member's loss on a batch is
 
@@ -65,23 +65,47 @@ class Penalty(Limited, ABC):
 class L2(Penalty):
     """Half the precision times the squared norm: the negative log density of N(0, 1 / precision) up to a constant.
 
+    The components of a patched layer count by their probabilities, uniform or softmax(mixing): sum over k of p_k / 2 ||M_k||^2 times the
+    precision approximates the KL of a patched network to that prior (Chang et al., equation 6).
+
     Args:
         precision: inverse prior variance (not weight decay: decay = precision / N).
+        bias_precision: that of biases and shifts; `precision` if None.
         include: patterns of the parameters it concerns; all by default.
         exclude: patterns of parameters it leaves alone.
+
+    >>> L2(precision=2.0)({"norm.patches.weight": torch.ones(5, 3)}, {}, 0.0)
+    tensor(3.)
     """
 
-    limits: ClassVar[Limits] = {"precision": NOT_NEGATIVE}
+    limits: ClassVar[Limits] = {"precision": NOT_NEGATIVE, "bias_precision": NOT_NEGATIVE}
     precision: float = 1.0
+    bias_precision: float | None = None
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
-        """Return precision / 2 times the sum of squares."""
-        squares = [
-            p.square().sum() for n, p in params.items() if matches(n, self.include) and not matches(n, self.exclude)
-        ]
-        return 0.5 * self.precision * torch.stack(squares).sum() if squares else torch.zeros(())
+        """Return the weighted sum of squares."""
+        mixing = {name: _mixing_of(name) for name in params}
+        logits_of, terms = set(mixing.values()), []
+        for name, p in params.items():
+            if name in logits_of or not matches(name, self.include) or matches(name, self.exclude):
+                continue
+            precision = self.precision
+            if self.bias_precision is not None and name.rpartition(".")[2] == "bias":
+                precision = self.bias_precision
+            square = p.square().sum()
+            if mixing[name]:
+                norms, logits = p.square().flatten(1).sum(1), params.get(mixing[name])  # (component,)
+                square = norms.mean() if logits is None else (logits.softmax(0) * norms).sum()
+            terms.append(precision * square)
+        return 0.5 * torch.stack(terms).sum() if terms else torch.zeros(())
+
+
+def _mixing_of(name: str) -> str:
+    """Return the name of the mixing logits of a component of a patched layer; empty for other parameters."""
+    owner, _, part = name.rpartition(".")[0].rpartition(".")
+    return f"{owner}.mixing".removeprefix(".") if part == "patches" else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,51 +189,3 @@ class Anchored(Penalty):
             for name, target in anchor.items()
         ]
         return torch.stack(squares).sum() / (2 * self.prior_std**2) if squares else torch.zeros(())
-
-
-_PATCHES, _MIXING = "patches", "mixing"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchedL2(Penalty):
-    """The approximate KL of a patched network to a zero-centered Gaussian prior (the paper's equation 6).
-
-    sum over components k of tau p_k / 2 ||M_k||^2 for weights, rho p_k / 2 ||m_k||^2 for biases; p = 1 for parameters that
-    are not patched. Probabilities are uniform, or softmax(mixing) where they are learned.
-
-    Args:
-        precision: tau, the inverse prior variance of weights.
-        bias_precision: rho, that of biases; tau if None.
-        zero: probability of a component fixed at 0 next to the trained one, as in `choral.layers.bayesian.patched.Mixture`.
-        include: patterns of the parameters it concerns; all by default.
-        exclude: patterns of parameters it leaves alone.
-
-    >>> PatchedL2(precision=2.0)({"norm.patches.weight": torch.ones(5, 3)}, {}, 0.0)
-    tensor(3.)
-    """
-
-    precision: float = 1.0
-    bias_precision: float | None = None
-    zero: float = 0.0
-    include: tuple[str, ...] = ("*",)
-    exclude: tuple[str, ...] = ()
-
-    def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
-        """Return the weighted sum of squares."""
-        terms = []
-        for name, p in params.items():
-            *path, kind = name.split(".")
-            if kind == _MIXING or not matches(name, self.include) or matches(name, self.exclude):
-                continue
-            precision = self.precision
-            if kind == "bias" and self.bias_precision is not None:
-                precision = self.bias_precision
-            if path and path[-1] == _PATCHES:
-                mixing = params.get(".".join((*path[:-1], _MIXING)))
-                norms = p.square().flatten(1).sum(1)  # (component,)
-                kept = 1 - self.zero if kind == "weight" else 1.0
-                square = norms.mean() * kept if mixing is None else (mixing.softmax(0) * norms).sum()
-            else:
-                square = p.square().sum()
-            terms.append(precision * square)
-        return 0.5 * torch.stack(terms).sum() if terms else torch.zeros(())

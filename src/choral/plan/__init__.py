@@ -47,14 +47,12 @@ from choral.plan.phases import (
 from choral.plan.schedules import (
     Constant,
     Cosine,
-    CosineRestarts,
     Linear,
     OneCycle,
     OwnRate,
     Part,
     Schedule,
     Steps,
-    Triangles,
 )
 from choral.plan.sparse import (
     AntiRandom,
@@ -74,10 +72,10 @@ from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Varian
 
 __all__ = [
     "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
-    "CosineRestarts", "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStopping", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates", "Hatch",
+    "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStopping", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates", "Hatch",
     "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimizer", "OwnOptimizer", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
     "Reset", "ResetStds", "Resize", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
-    "Triangles", "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",
+    "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",
     "seq", "slot",
 ]  # fmt: skip
 

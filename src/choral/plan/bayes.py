@@ -15,7 +15,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
-from choral.compaction import Fold, Form, follow, plan_compaction, slice_params
+from choral.compaction import Fold, Form, compact, slice_params
 from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, FrozenKL, freeze_gates, gate_keep, posteriors, rho_of, std_of
 from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 from choral.objectives.penalties import in_parameters, in_units
@@ -23,6 +23,7 @@ from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
 Chain = tuple[Params, Params]
+Proposal = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,28 @@ class Walk(Limited, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _InSteps(Walk, ABC):
-    """A walk in steps of a given size."""
+class _Metropolis(Walk, ABC):
+    """A walk in steps of a given size, each accepted by the change of energy."""
 
     limits: ClassVar[Limits] = {"step_std": POSITIVE, "leapfrog_steps": COUNT}
     step_std: float = 0.02
     relative_step: bool = False
+
+    @abstractmethod
+    def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
+        """Return where each scalar may move by standard normal noise, and by how much its energy would rise."""
+
+    def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
+        """Return the next anchor, and the directions: those of rejected moves turn."""
+        moved, directions = {}, {}
+        for name, theta in anchor.items():
+            proposal, rise = self.propose(theta, _normal(theta, generator), memory.get(name, 1.0), prior_std)
+            draw = torch.rand(rise.shape, generator=generator, dtype=rise.dtype).to(rise.device)
+            accepted = draw < (-rise).exp()
+            moved[name] = torch.where(accepted, proposal, theta)
+            if name in memory:
+                directions[name] = torch.where(accepted, memory[name], -memory[name])
+        return moved, directions
 
     def _size(self, prior_std: float) -> float:
         """Return the size of a step in the units of the parameters."""
@@ -65,7 +82,7 @@ class _InSteps(Walk, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuidedWalk(_InSteps):
+class GuidedWalk(_Metropolis):
     """Guided-walk Metropolis: keep going in one direction until a proposal is rejected, then turn.
 
     Proposal y = theta + p |z| with z ~ N(0, step_std^2) and direction p = ±1, accepted with probability
@@ -87,35 +104,24 @@ class GuidedWalk(_InSteps):
 
     directed: ClassVar[bool] = True
 
-    def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
-        """Return the next anchor and the directions of every scalar."""
-        moved, directions = {}, {}
-        for name, theta in anchor.items():
-            direction = memory[name]
-            proposal = theta + direction * (self._size(prior_std) * _normal(theta, generator)).abs()
-            accepted = _accept(_energy(proposal / prior_std) - _energy(theta / prior_std), generator)
-            moved[name] = torch.where(accepted, proposal, theta)
-            directions[name] = torch.where(accepted, direction, -direction)
-        return moved, directions
+    def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
+        """Return a step in the direction of each scalar."""
+        proposal = theta + direction * (self._size(prior_std) * noise).abs()
+        return proposal, _energy(proposal / prior_std) - _energy(theta / prior_std)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianWalk(_InSteps):
+class GaussianWalk(_Metropolis):
     """Random-walk Metropolis: proposal theta + z, z ~ N(0, step_std^2), accepted by the prior ratio.
 
     Args:
         step_std, relative_step: as in `GuidedWalk`.
     """
 
-    def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
-        """Return the next anchor and the unchanged memory."""
-
-        def move(theta: Tensor) -> Tensor:
-            proposal = theta + self._size(prior_std) * _normal(theta, generator)
-            rise = _energy(proposal / prior_std) - _energy(theta / prior_std)
-            return torch.where(_accept(rise, generator), proposal, theta)
-
-        return _each(move, anchor), memory
+    def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
+        """Return a step to any side."""
+        proposal = theta + self._size(prior_std) * noise
+        return proposal, _energy(proposal / prior_std) - _energy(theta / prior_std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +142,7 @@ class Autoregressive(Walk):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HMC(_InSteps):
+class HMC(_Metropolis):
     """Hamiltonian Monte Carlo for each scalar by itself: leapfrog on the prior, accepted by the change of energy.
 
     In units of the prior, q = theta / prior_std with momentum p ~ N(0, 1) and energy (q^2 + p^2) / 2.
@@ -149,25 +155,20 @@ class HMC(_InSteps):
 
     leapfrog_steps: int = 3
 
-    def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
-        """Return the next anchor and the unchanged memory."""
+    def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
+        """Return the end of the leapfrog steps."""
         size = self.step_std / (1.0 if self.relative_step else prior_std)
         if size >= 2:
             raise InputError(
                 f"HMC: a step of {self.step_std} is {size:.3g} prior standard deviations; leapfrog diverges from 2 on; give a smaller step_std."
             )
-
-        def move(theta: Tensor) -> Tensor:
-            q, p = theta / prior_std, _normal(theta, generator)
-            before = 0.5 * (q.square() + p.square())
-            for _ in range(self.leapfrog_steps):
-                p = p - 0.5 * size * q
-                q = q + size * p
-                p = p - 0.5 * size * q
-            rise = 0.5 * (q.square() + p.square()) - before
-            return torch.where(_accept(rise, generator), prior_std * q, theta)
-
-        return _each(move, anchor), memory
+        q, p = theta / prior_std, noise
+        before = _energy(q) + _energy(p)
+        for _ in range(self.leapfrog_steps):
+            p = p - 0.5 * size * q
+            q = q + size * p
+            p = p - 0.5 * size * q
+        return prior_std * q, _energy(q) + _energy(p) - before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +190,6 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 def _energy(units: Tensor) -> Tensor:
     return 0.5 * units.square()
-
-
-def _accept(energy_rise: Tensor, generator: torch.Generator) -> Tensor:
-    """Return True with probability min(1, exp(-energy_rise)), element by element."""
-    draw = torch.rand(energy_rise.shape, generator=generator, dtype=energy_rise.dtype).to(energy_rise.device)
-    return draw < (-energy_rise).exp()
 
 
 SHIFT = slot("target_shift", Role.SHIFT)
@@ -396,7 +391,7 @@ class CompactGates(Operator):
         keep = gate_keep(state.params, state.buffers)
         if all(bool(open_.all()) for open_ in keep.values()):
             return state
-        solution = plan_compaction(context.member(state, 0), keep, context.example())
+        solution = compact(context.member(state, 0), keep, context.example())
         form = variational_form(solution.form, [*state.params, *state.buffers])
         if not form["axes"]:
             return state
@@ -454,18 +449,16 @@ def variational_form(form: Form, names: list[str]) -> Form:
     >>> variational_form(plain, ["fc.weight_mean", "fc.gate_logit"])["axes"]
     {'fc.weight_mean': {'0': [1], '1': [0]}, 'fc.gate_logit': {'0': [1]}}
     """
-    axes = form["axes"]
-    leaders: dict[str, tuple[str, dict[int, int]]] = {}
+    axes, found = form["axes"], {}
     for name in names:
         owner, dot, part = name.rpartition(".")
-        if part in (GATE, FROZEN):
-            leaders[name] = (f"{owner}{dot}weight", {0: 0})
-            continue
-        stem = name.removesuffix(MEAN).removesuffix(RHO)
         inside = f"{owner.removesuffix('norm').removesuffix('.')}.{part}".removeprefix(".")
-        for leader in (stem, inside):
-            if name not in axes and leader in axes:
-                leaders[name] = (leader, {int(axis): int(axis) for axis in axes[leader]})
-    known = set(names)
-    followed = follow(form, leaders)["axes"]
-    return {**form, "axes": {name: cut for name, cut in followed.items() if name in known}}
+        posterior = name.removesuffix(MEAN).removesuffix(RHO)
+        if part in (GATE, FROZEN):
+            weight = axes.get(f"{owner}{dot}weight", {})
+            cut = {axis: kept for axis, kept in weight.items() if axis == "0"}
+        else:
+            cut = next((axes[leader] for leader in (name, inside, posterior) if leader in axes), {})
+        if cut:
+            found[name] = cut
+    return {**form, "axes": found}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from choral.plan.phases import Collect, Phase, Train
+from choral.plan.phases import Phase, Train
 from choral.plan.walk import mapped, trainings
 
 
@@ -20,37 +20,35 @@ class Cost:
     networks: int = 0
     phases: int = 0
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.epochs + other.epochs, self.networks + other.networks, self.phases + other.phases)
-
-    def __mul__(self, times: int) -> "Cost":
-        return Cost(self.epochs * times, self.networks * times, self.phases * times)
-
 
 def cost(plan: Phase) -> Cost:
     """Return the cost of a plan.
 
-    >>> from choral.plan.phases import fork, seq
+    >>> from choral.plan.phases import Collect, fork, seq
     >>> cost(fork(3, seq(Train(epochs=5), Collect())))
     Cost(epochs=15, networks=3, phases=3)
     """
-    match plan:
-        case Train(epochs=epochs):
-            return Cost(epochs, 0, 1)
-        case Collect():
-            return Cost(0, 1, 0)
-    return sum(map(cost, plan.children), Cost()) * plan.runs
+    phases = trainings(plan)
+    return Cost(sum(phase.epochs for phase in phases), _counted(plan, "collect"), len(phases))
 
 
 def begun(plan: Phase) -> int:
     """Return how many networks a plan begins: branches that start anew, not rounds that continue.
 
     >>> from choral.plan.operators import Reset
-    >>> from choral.plan.phases import fork, repeat, seq
+    >>> from choral.plan.phases import Collect, fork, repeat, seq
     >>> begun(fork(3, Reset(), Collect())), begun(seq(Reset(), repeat(4, Collect())))
     (3, 1)
     """
-    return sum(map(begun, plan.children)) * plan.runs if plan.children else int(plan.visit == "start")
+    return _counted(plan, "start")
+
+
+def _counted(plan: Phase, visit: str) -> int:
+    return (
+        sum(_counted(phase, visit) for phase in plan.children) * plan.runs
+        if plan.children
+        else int(plan.visit == visit)
+    )
 
 
 def batches_in(points: int, batch_size: int) -> int:

@@ -111,23 +111,6 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
-class CosineRestarts(Schedule):
-    """`cycles` equal half cosines, each starting again at `start`.
-
-    >>> CosineRestarts(0.1, cycles=2).at(0.5)
-    0.1
-    """
-
-    start: float
-    end: float = 0.0
-    cycles: int = 1
-
-    def at(self, progress: float) -> float:
-        """Return the rate within the running cycle."""
-        return _cosine(self.start, self.end, math.modf(progress * self.cycles)[0])
-
-
-@dataclass(frozen=True)
 class Part(Schedule):
     """The stretch of another schedule from `begin` to `end`, for a training that is split into phases.
 
@@ -162,24 +145,6 @@ class Relative(Schedule):
     def rate(self, step: int, steps: int) -> float:
         """Return the learning rate of a step."""
         return (1.0 if self.peak is None else self.peak) * self.shape.rate(step, steps)
-
-
-@dataclass(frozen=True)
-class Triangles(Schedule):
-    """`cycles` equal triangles from `start` to `turn` and back.
-
-    >>> [round(Triangles(0.5, 0.1, cycles=1).at(p), 6) for p in (0.0, 0.5)]
-    [0.5, 0.1]
-    """
-
-    start: float
-    turn: float
-    cycles: int = 1
-
-    def at(self, progress: float) -> float:
-        """Return the rate within the running triangle."""
-        part = math.modf(progress * self.cycles)[0]
-        return _between(self.start, self.turn, 1 - abs(2 * part - 1))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from choral.base.types import Params
 from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
 from choral.layers.features import Skippable
 from choral.masks import (
-    anti_random_pair,
     erk_densities,
     keep_vectors,
     magnitude_masks,
@@ -94,12 +93,12 @@ class Magnitude(_Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class AntiRandom(Masks):
-    """Branches 2k and 2k + 1 keep complementary halves."""
+    """Branches 2k and 2k + 1 keep complementary halves: the most distant pair of masks there is."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         """Return this branch's half."""
         shared = context.sibling_generator(f"pair {context.branch // 2}")
-        return anti_random_pair(_shapes(weights), shared, **how)[context.branch % 2]
+        return partition(_shapes(weights), shared, members=2, **how)[context.branch % 2]
 
 
 @dataclass(frozen=True, kw_only=True)

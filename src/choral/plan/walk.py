@@ -202,11 +202,7 @@ def trainings(plan: Phase) -> list[Train]:
     match plan:
         case Train():
             return [plan]
-        case Seq(phases=phases):
-            return [train for phase in phases for train in trainings(phase)]
-        case Repeat(body=body, times=count) | Fork(body=body, branches=count):
-            return trainings(body) * count
-    return []
+    return [train for phase in plan.children for train in trainings(phase)] * plan.runs
 
 
 def collected(plan: Phase) -> dict[Place, int]:

@@ -115,7 +115,7 @@ class Method:
         return call
 
     def _help(self) -> str:
-        """Return the builder's docstring with its paper and with every argument, from where it is explained."""
+        """Return the builder's docstring with its paper, an example and every argument, from where it is explained."""
         head, _, rest = inspect.cleandoc(self.build.__doc__ or "").partition("\n\nArgs:\n")
         own, _, after = rest.partition("\n\n")
         said = _explained(f"Args:\n{own}")
@@ -133,7 +133,8 @@ class Method:
             )
         if self.paper:
             head = head.replace("\n\nCost: ", f"\n\nReference: {self.paper}\n\nCost: ")
-        return "\n\n".join(filter(None, [head, "Args:\n" + textwrap.indent("\n".join(lines), "    "), after]))
+        example = f"Example: `choral.fit(build, (x, y), choral.recipes.{self.build.__name__}(epochs=60))`."
+        return "\n\n".join(filter(None, [head, "Args:\n" + textwrap.indent("\n".join(lines), "    "), after, example]))
 
     @property
     def summary(self) -> str:

@@ -37,9 +37,6 @@ def anchored(
 
     Cost: training, memory and prediction of `members` networks.
 
-    >>> anchored(epochs=60).epochs
-    240
-
     Args:
         members: networks trained; if None 4, or of a budget one for every 100 epochs, but at least 2.
         prior_std: standard deviation of the Gaussian prior on every parameter; the authors' is 0.2 ** 0.5 for residual networks on

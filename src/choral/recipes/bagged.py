@@ -22,9 +22,6 @@ def bagged(
     """Independent networks, each on its own random 90 % of the training points.
 
     Cost: training, memory and prediction of `members` networks, each on a part of the points.
-
-    >>> bagged(members=4, epochs=60).members
-    4
     """
     epochs = total_epochs(epochs, budget, trainings=members)
     training = settings_of(training)

@@ -29,9 +29,6 @@ def batch_ensemble(
 
     Cost: the parameters of one network; each batch is run through all `members`.
 
-    >>> batch_ensemble(members=4, epochs=60).members
-    4
-
     Args:
         training: weight decay does not act on the factors.
     """

@@ -35,9 +35,6 @@ def bnn(
 
     Cost: about twice the training and parameters of one network; prediction takes `draws` passes.
 
-    >>> bnn(epochs=60).epochs
-    60
-
     Args:
         members: networks, each with a posterior of its own.
         prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalization.

@@ -21,9 +21,6 @@ def deep_ensemble(
 
     Cost: training, memory and prediction of `members` networks.
 
-    >>> deep_ensemble(members=4, epochs=60).members
-    4
-
     Differs from the paper: no adversarial training.
     """
     epochs = total_epochs(epochs, budget, trainings=members)

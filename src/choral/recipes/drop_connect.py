@@ -22,8 +22,5 @@ def drop_connect(
     """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
 
     Cost: the training of one network; prediction takes `draws` passes.
-
-    >>> drop_connect(epochs=60).epochs
-    60
     """
     return joint("drop_connect", Stochastic, connections=True, **locals())

@@ -27,9 +27,6 @@ def dst(
 
     Cost: training, memory and prediction of `members` networks, each a sparse one.
 
-    >>> dst(members=4, epochs=60).members
-    4
-
     Args:
         sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
         interval: steps between two moves.
@@ -61,9 +58,6 @@ def edst(
     """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
 
     Cost: the training of one network; prediction of `members` networks, each a sparse one.
-
-    >>> edst(members=4, epochs=60).members
-    4
 
     Args:
         epochs: of exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from choral.base.errors import InputError
 from choral.layers.bayesian.patched import Mixture
-from choral.objectives.penalties import PatchedL2
+from choral.objectives.penalties import L2
 from choral.plan import Adam, Part, Phase, RecalibrateDraws, seq
 from choral.plan.phases import opened
 from choral.recipes.recipe import Combine, Recipe, arguments_of, joint
@@ -44,9 +44,6 @@ def emp(
 
     Cost: the training of one network; prediction takes `draws` passes, of which the layers before the first patched one are shared.
 
-    >>> emp(epochs=60).epochs
-    60
-
     Args:
         layers: name patterns of further layers to patch.
         mixtures: other mixtures of patched layers, by name pattern (the first that fits); their future work has ECMP or dropout for
@@ -68,9 +65,6 @@ def ecmp(**options: Any) -> Recipe:
     Args are those of `emp`.
 
     Cost: the training of one network; prediction takes `draws` passes.
-
-    >>> ecmp(epochs=60).epochs
-    60
     """
     return _patched("ecmp", "scalar", **options)
 
@@ -95,7 +89,7 @@ def _patched(
         raise InputError(f"{name}: bias_precision is {bias_precision}, but precision is not given; give both.")
     if precision is not None and any(mixture.zero for mixture in mixtures.values()):
         raise InputError(f"{name}: the penalty of `precision` has no component at 0; leave precision out, or zero=.")
-    penalties = () if precision is None else (PatchedL2(precision=precision, bias_precision=bias_precision),)
+    penalties = () if precision is None else (L2(precision=precision, bias_precision=bias_precision),)
     start: dict[str, Any] = {"pretrained": pretrained, "keep_weights": pretrained, "mixtures": tuple(mixtures.items())}
     recipe = joint(name, Patched, include=layers, after=after, penalties=penalties, own=PAPER, **start, **options)
     if not alternations:

@@ -29,9 +29,6 @@ def fge(
 
     Cost: the training of one network; prediction of `members` networks.
 
-    >>> fge(epochs=60).epochs
-    60
-
     Args:
         members: low points kept, equally many from each start; as many as the budget holds if None.
         cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.

@@ -24,9 +24,6 @@ def horizontal_voting(
 
     Cost: the training of one network; prediction of `members` networks.
 
-    >>> horizontal_voting(members=4, epochs=60).members
-    4
-
     Args:
         members: how many of the last epochs give a member.
         training: its schedule runs once over all epochs; one that ends at 0 leaves members that hardly differ.

@@ -27,9 +27,6 @@ def hyper_ensemble(
 
     Cost: training, memory and prediction of `members` networks.
 
-    >>> hyper_ensemble(members=4, epochs=60).members
-    4
-
     Args:
         members: networks trained; those that are not chosen are no members of the ensemble.
         space: where each network draws its settings from (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those

@@ -50,9 +50,6 @@ def late_phase(
 
     Cost: the parameters of one network; each batch is run through all `members`.
 
-    >>> late_phase(members=4, epochs=60).members
-    4
-
     Args:
         start: share of the training after which members get factors of their own (T0); before, they are one network, up to dropout.
         spread: standard deviation of the factors, which start at 1.

@@ -25,8 +25,5 @@ def masksembles(
     """Members that are fixed, overlapping subsets of one network's channels.
 
     Cost: the parameters of about one network; prediction runs all `members` subsets.
-
-    >>> masksembles(members=4, epochs=60).members
-    4
     """
     return joint("masksembles", Masksembles, **locals())

@@ -22,8 +22,5 @@ def mc_dropout(
     """One network with dropout that stays on at prediction; several passes are averaged.
 
     Cost: the training of one network; prediction takes `draws` passes.
-
-    >>> mc_dropout(epochs=60).epochs
-    60
     """
     return joint("mc_dropout", Stochastic, **locals())

@@ -21,8 +21,5 @@ def mimo(
     """One network with several inputs and outputs that learns to keep them apart.
 
     Cost: training and prediction of one network with wider first and last layers.
-
-    >>> mimo(members=4, epochs=60).members
-    4
     """
     return joint("mimo", Mimo, **locals())

@@ -23,9 +23,6 @@ def mothernets(
 
     Cost: less than the training of one network, as the mother is smaller; prediction of `members` networks.
 
-    >>> mothernets(members=4, epochs=60).members
-    4
-
     Args:
         epochs: of the whole run; the mother gets half of them, and members share the rest.
         members: networks of the given width.

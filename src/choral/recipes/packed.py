@@ -36,8 +36,5 @@ def packed(
     """Slim members side by side in one network, each seeing only its own channels.
 
     Cost: training and prediction of about width^2 / members networks, in one run.
-
-    >>> packed(members=4, epochs=60).members
-    4
     """
     return joint("packed", Packed, own=PAPER, **locals())

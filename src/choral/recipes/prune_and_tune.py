@@ -39,9 +39,6 @@ def prune_and_tune(
 
     Cost: the training of one network; prediction of `members` networks, each a sparse one.
 
-    >>> prune_and_tune(members=4, epochs=60).members
-    4
-
     Args:
         epochs: of the whole run. Children share 30 % of it (at least one epoch each), the parent gets the rest:
             140 + 6 x 10 of 200, 8 + 8 x 1 of 16.

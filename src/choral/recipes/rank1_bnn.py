@@ -26,9 +26,6 @@ def rank1_bnn(
 
     Cost: the parameters of about one network; each batch is run through all `members`, prediction `draws` times.
 
-    >>> rank1_bnn(members=4, epochs=60).members
-    4
-
     Args:
         members: components of the mixture.
         prior_std: standard deviation of the prior N(1, prior_std^2) on the factors.

@@ -13,7 +13,7 @@ from choral.objectives.kl import GATE, FrozenKL
 from choral.plan.bayes import CompactGates, FreezeGates, Perturb, ResetStds
 from choral.plan.operators import Recalibrate, Reset
 from choral.plan.phases import Collect, Operator, fork, repeat, seq
-from choral.plan.schedules import Constant, Cosine, Linear, Schedule, Steps, Triangles
+from choral.plan.schedules import Constant, Cosine, Linear, Schedule, Steps
 from choral.recipes.bnn import VARIATIONAL, gaussian, settings
 from choral.recipes.recipe import Combine, Recipe, arguments_of
 from choral.recipes.ssbnn import GateClipping, PredictedGates, spike_slab
@@ -58,9 +58,6 @@ def sebays_freeze(
 
     Cost: less than twice the training of one network; prediction takes `members` times `draws` passes of sparse ones.
 
-    >>> sebays_freeze(members=3, epochs=60).members
-    3
-
     Args:
         epochs: of the whole run. Of a total alone a third explores, and the rest is split over the members.
         explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 where no total is
@@ -100,9 +97,6 @@ def sebays_no_freeze(*, gates: PredictedGates = "median", **options: Any) -> Rec
 
     Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
 
-    >>> sebays_no_freeze(members=3, epochs=60).members
-    3
-
     Args:
         gates: as in `ssbnn`.
     """
@@ -119,9 +113,6 @@ def bnn_sequential(**options: Any) -> Recipe:
     Args are those of `sebays_freeze`, as far as a dense network has them.
 
     Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
-
-    >>> bnn_sequential(members=3, epochs=60).members
-    3
     """
     return _sequential("bnn_sequential", gaussian, **options)
 
@@ -180,7 +171,7 @@ def schedules(name: str, rate: float) -> tuple[Schedule, Schedule]:
     """Return the schedules of the first and of every later exploitation; `rate` is that of the exploration."""
     high, low = rate / 10, rate / 100
     if name == "linear_fge":
-        return Linear(((0.0, rate), (0.5, high), (1.0, low))), Triangles(low, high)
+        return Linear(((0.0, rate), (0.5, high), (1.0, low))), Linear(((0.0, low), (0.5, high), (1.0, low)))
     each: dict[str, Schedule] = {
         "stepwise": Steps(high, milestones=(0.5,)),
         "cosine": Cosine(high, low),

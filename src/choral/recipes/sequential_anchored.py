@@ -41,9 +41,6 @@ def sequential_anchored(
 
     Cost: the training of one network; prediction of `members` networks.
 
-    >>> sequential_anchored(epochs=60).epochs
-    60
-
     Args:
         epochs: of all chains together, split evenly.
         members: networks kept; as many as the budget holds if None.

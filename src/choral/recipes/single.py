@@ -18,9 +18,6 @@ def single(
 
     Cost: the unit of all others: one network.
 
-    >>> single(epochs=60).epochs
-    60
-
     Args:
         members: always 1; accepted so that every recipe takes the same arguments.
     """

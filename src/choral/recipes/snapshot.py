@@ -22,9 +22,6 @@ def snapshot(
 
     Cost: the training of one network; prediction of `members` networks.
 
-    >>> snapshot(members=4, epochs=60).members
-    4
-
     Args:
         members: cycles, which share the epochs evenly, the first ones longer where it cannot be.
         training: each cycle starts at its learning rate; its schedule is not used.

@@ -42,9 +42,6 @@ def ssbnn(
 
     Cost: about twice the training of one network; prediction takes `draws` passes of what is left of it.
 
-    >>> ssbnn(epochs=60).epochs
-    60
-
     Args:
         members, draws, prior_std, rho_rate, kl_weight, anneal, training: as in `bnn`.
         rho: where every rho starts. With few points start wide (-2), or anneal: while deviations are narrow the KL of a node is

@@ -41,9 +41,6 @@ def swa(
 
     Cost: training and prediction of one network.
 
-    >>> swa(epochs=60).epochs
-    60
-
     Args:
         members: always 1; accepted so that every recipe takes the same arguments.
         start: part of the budget before averaging begins.

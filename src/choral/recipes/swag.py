@@ -25,9 +25,6 @@ def swag(
 
     Cost: the training of one network; prediction of `members` networks, drawn after training.
 
-    >>> swag(members=4, epochs=60).members
-    4
-
     Args:
         members: draws kept; drawing takes no training, but BatchNorm statistics are estimated again for each.
         rank: last deviations kept (K).

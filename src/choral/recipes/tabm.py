@@ -32,9 +32,6 @@ def tabm(
     stops by the ensemble's score: `fit(..., validation=0.2, early_stopping=EarlyStopping(patience=16))`.
 
     Cost: the parameters of about one network; each batch is run through all `members`.
-
-    >>> tabm(members=4, epochs=60).members
-    4
     """
     return joint("tabm", TabM, own=TRAINING, **locals())
 
@@ -46,8 +43,5 @@ def tabm_mini(**options: Any) -> Recipe:
     Args are those of `tabm`.
 
     Cost: the parameters of one network; each batch is run through all `members`.
-
-    >>> tabm_mini(members=4, epochs=60).members
-    4
     """
     return joint("tabm_mini", TabM, own=TRAINING, adapters="first", **options)

@@ -41,9 +41,6 @@ def tabpack(
 
     Cost: training, memory and prediction of `members` networks, stacked.
 
-    >>> tabpack(epochs=60).epochs
-    3840
-
     Args:
         members: networks trained; if None 64, or of a budget as many as can have 4 epochs each.
         space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimizer than Muon.

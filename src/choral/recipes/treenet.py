@@ -23,8 +23,5 @@ def treenet(
     """Members that share the first layers and have the last ones to themselves.
 
     Cost: one network for the shared layers, `members` networks for the others.
-
-    >>> treenet(members=4, epochs=60).members
-    4
     """
     return joint("treenet", TreeNet, **locals())

@@ -2,17 +2,16 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.names import fitting, matches
 from choral.base.order import output_last
 from choral.base.types import Params
-from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
 from choral.layers.bayesian.sampling import (
     GAMMA_START,
     RHO_START,
@@ -92,9 +91,6 @@ class SpikeSlab(Sampled):
         temperature: of the relaxed gates (tau).
         sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
             networks with BatchNorm (see `choral.layers.bayesian.sampling.SpikeSlabLayer`).
-        gate_classifier: the last layer, which gives the output, gets gates too.
-        ungated: patterns of layers that get no gates.
-        rest: what layers without gates become: 'gaussian' (as in the authors' code) or 'plain'.
 
     Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1.
 
@@ -107,25 +103,15 @@ class SpikeSlab(Sampled):
     gamma: float = GAMMA_START
     temperature: float = 0.5
     sampled_gates: bool = False
-    gate_classifier: bool = False
-    ungated: tuple[str, ...] = ()
-    rest: Literal["gaussian", "plain"] = "gaussian"
 
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
-        names = [name for name, _ in layers_of(network, SAMPLED)]
-        fitting(names, self.ungated, "ungated")  # refuses what fits nothing
-        classifier = output_last(names)[-1] if names and not self.gate_classifier else None
+        names = output_last([name for name, _ in layers_of(network, SAMPLED)])
+        starts: dict[str, Any] = {"keep_weights": self.keep_weights, "rho": self.rho, "generator": generator}
+        gates: dict[str, Any] = {n: getattr(self, n) for n in ("gamma", "temperature", "sampled_gates")}
 
         def twin(name: str, layer: nn.Module) -> nn.Module | None:
-            starts: dict[str, Any] = {"keep_weights": self.keep_weights, "rho": self.rho, "generator": generator}
-            if name != classifier and not matches(name, self.ungated) and own_kind(layer, SAMPLED) is not None:
-                gates: dict[str, Any] = {
-                    "gamma": self.gamma,
-                    "temperature": self.temperature,
-                    "sampled_gates": self.sampled_gates,
-                }
-                return SpikeSlabLayer(layer, **starts, **gates)
-            return None if self.rest == "plain" else gaussian_twin(layer, **starts)
+            gated = name not in names[-1:] and own_kind(layer, SAMPLED) is not None
+            return SpikeSlabLayer(layer, **starts, **gates) if gated else gaussian_twin(layer, **starts)
 
         return twin
 
@@ -169,7 +155,9 @@ class RankOneGaussian(Structure):
         """Return the network with factors in all linear maps and convolutions but frozen and tied ones, and BatchNorm by member."""
 
         def factors(_: str, layer: nn.Module) -> nn.Module | None:
-            return rank_one_gaussian_twin(layer, members=self.members, rho=self.rho, generator=generator)
+            if own_kind(layer, SAMPLED) is None:
+                return None
+            return RankOneGaussianLayer(layer, members=self.members, rho=self.rho, generator=generator)
 
         def by_member(_: str, layer: nn.Module) -> nn.Module | None:
             return MemberBatchNorm(layer, members=self.members) if type(layer) in BATCH_NORMS else None

@@ -4,7 +4,6 @@ Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variati
 arXiv:1905.09453.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from choral.base import rng
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import ConversionError
 from choral.base.names import fitting, matches
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
@@ -47,12 +46,12 @@ class Patched(OneMember):
         statistics: 'draw' keeps BatchNorm statistics for each of the passes of prediction, to be estimated after training by
             `choral.plan.RecalibrateDraws`; 'shared' uses the running ones, averages over draws that fit none of them.
 
-    The penalty is `choral.objectives.penalties.PatchedL2`.
+    The penalty is `choral.objectives.penalties.L2`.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-        >>> structure = Patched(mixture=Mixture(components=5))
-        >>> structure.overhead(network)
+        >>> patched = Patched(mixture=Mixture(components=5)).convert(network, torch.Generator())
+        >>> sum(p.numel() for p in patched.parameters()) - sum(p.numel() for p in network.parameters())
         136
     """
 
@@ -122,30 +121,3 @@ class Patched(OneMember):
                 f"Patched found nothing to patch in {type(network).__name__}; name layers with include (frozen or tied layers stay shared)."
             )
         return wanted
-
-    def log_size(self, network: nn.Module) -> float:
-        """Return the natural logarithm of the number of different networks that passes can draw (effective ensemble size).
-
-        A layer, or with assignment 'scalar' each of its scalars, draws one of K components by itself.
-        """
-        total, network_wide = 0.0, 0.0
-        for name in self._wanted(network):
-            mixture, own = self._mixture_of(name), network.get_submodule(name).parameters(recurse=False)
-            if mixture.assignment == "unit" or mixture.zero:
-                raise InputError(
-                    f"log_size counts components that are drawn, not dropped ones; the mixture is {mixture}."
-                )
-            one = math.log(mixture.components)
-            if mixture.assignment == "network":
-                network_wide = one
-            else:
-                total += one * (sum(p.numel() for p in own) if mixture.assignment == "scalar" else 1)
-        return total + network_wide
-
-    def overhead(self, network: nn.Module) -> int:
-        """Return how many parameters patching adds to a plain network: (K - 1) times those of the patched layers."""
-        return sum(
-            (self._mixture_of(name).components - 1) * p.numel()
-            for name in self._wanted(network)
-            for p in network.get_submodule(name).parameters(recurse=False)
-        )

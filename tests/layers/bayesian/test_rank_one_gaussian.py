@@ -6,8 +6,8 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from choral.base import draws
-from choral.base.errors import InputError
-from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer, rank_one_gaussian_twin
+from choral.base.errors import ConversionError, InputError
+from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer
 from choral.layers.bayesian.sampling import at_means
 from choral.objectives.kl import GaussianKL, rho_of, std_of
 
@@ -23,7 +23,7 @@ PLAIN = [
 
 @pytest.mark.parametrize(("plain", "shape"), PLAIN, ids=lambda v: str(v))
 def test_member_rows_equal_members_run_alone(plain, shape):
-    twin: Any = rank_one_gaussian_twin(plain, members=3, generator=torch.Generator().manual_seed(0))
+    twin: Any = RankOneGaussianLayer(plain, members=3, generator=torch.Generator().manual_seed(0))
     twin = twin.double()
     with torch.no_grad():
         for p in twin.parameters():
@@ -78,7 +78,7 @@ def test_factors_start_at_random_signs_and_a_single_member_at_the_plain_layer():
         assert (signs.abs() == 1).all()
         assert abs(signs.mean()) < 4 / signs.numel() ** 0.5
     plain, x = nn.Linear(5, 4), torch.randn(2, 5)
-    twin: Any = rank_one_gaussian_twin(plain, members=1)
+    twin: Any = RankOneGaussianLayer(plain, members=1)
     with at_means():
         torch.testing.assert_close(twin(x), plain(x))
 
@@ -116,4 +116,5 @@ def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
 def test_arguments_are_checked():
     with pytest.raises(InputError, match="members"):
         RankOneGaussianLayer(nn.Linear(2, 2), members=0)
-    assert rank_one_gaussian_twin(nn.ReLU(), members=2) is None
+    with pytest.raises(ConversionError, match="was given ReLU"):
+        RankOneGaussianLayer(nn.ReLU(), members=2)

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.protocols.reference_networks import alexnet_cifar
 from tests.networks import chain
 from torch import nn
 
@@ -89,7 +90,7 @@ def assert_same(joint: PackedNetwork, x):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("build", [chain, models.alexnet_cifar, models.resnet20_frn, lambda: models.resnet_cifar(20)])
+@pytest.mark.parametrize("build", [chain, alexnet_cifar, models.resnet20_frn, lambda: models.resnet_cifar(20)])
 def test_our_networks_of_convolutions_have_a_course(build):
     assert course_of(pack(build(), members=2).network)
 

@@ -100,20 +100,13 @@ class DrawnStatistics(nn.Module):
             own = self.mean[self.number], self.var[self.number]
             return F.batch_norm(x, *own, tensors["weight"], tensors["bias"], True, 1 / self._seen, layer.eps)
         number = draws.step()
+        drawn: dict[str, Tensor] = {}
         if number is not None:
-            tensors = {
-                **tensors,
-                "running_mean": self._of(self.mean, number, tensors["running_mean"]),
-                "running_var": self._of(self.var, number, tensors["running_var"]),
-            }
-        return operate(layer, x, tensors, training=False)
-
-    def _of(self, rows: Tensor, number: int | Tensor, running: Tensor | None) -> Tensor:
-        assert running is not None
-        if isinstance(number, int):
-            return torch.where(self.known, rows[number % self.passes], running)
-        picked = rows.index_select(0, number.remainder(self.passes).reshape(1).long()).squeeze(0)
-        return torch.where(self.known, picked, running)
+            for name, rows in (("running_mean", self.mean), ("running_var", self.var)):
+                running = tensors[name]
+                assert running is not None
+                drawn[name] = torch.where(self.known, _row(rows, number % self.passes), running)
+        return operate(layer, x, {**tensors, **drawn}, training=False)
 
 
 class DrawnNorm(Converted):
@@ -287,12 +280,13 @@ class PatchedLayer(Converted):
             return {n: self._mixed(p, tuple(p.shape[1:])) for n, p in patches.items()}
         component = now().component
         if mixture.assignment == "network" and component is not None:
-            return _picked(patches, component)
+            return {n: _row(p, component) for n, p in patches.items()}
         if self.mixing is not None:
             parts = self._relaxed(())
             return {n: (parts.view(-1, *(1,) * (p.dim() - 1)) * p).sum(0) for n, p in patches.items()}
         first = next(iter(patches.values()))
-        return _picked(patches, draws.index(mixture.components, device=first.device))
+        picked = draws.index(mixture.components, device=first.device)
+        return {n: _row(p, picked) for n, p in patches.items()}
 
     def _mixed(self, components: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor whose every scalar comes from a component of its own."""
@@ -359,8 +353,6 @@ def draws_by_pass(key: int | None, training: bool) -> AbstractContextManager[Non
     return nullcontext() if training or key is None else draws.repeated(key)
 
 
-def _picked(patches: dict[str, Tensor], component: int | Tensor) -> dict[str, Tensor]:
-    """Return one component of every tensor; its number is a tensor (1,) where vmap maps it."""
-    if isinstance(component, int):
-        return {n: p[component] for n, p in patches.items()}
-    return {n: p.index_select(0, component).squeeze(0) for n, p in patches.items()}
+def _row(values: Tensor, number: int | Tensor) -> Tensor:
+    """Return one row; its number is a tensor of one number where vmap maps it."""
+    return values[number] if isinstance(number, int) else values.index_select(0, number.reshape(1).long()).squeeze(0)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.arguments import typed
-from choral.layers.bayesian.sampling import RHO_START, SAMPLED, add_posterior, draw, fresh_weight
-from choral.layers.functional import own_kind
+from choral.layers.bayesian.sampling import RHO_START, add_posterior, draw, fresh_weight
 from choral.layers.joint.layers import WeightLayer, unfold
 
 
@@ -72,18 +71,6 @@ class RankOneGaussianLayer(WeightLayer):
         """Return member `index` as a plain layer, at the means of its factors."""
         factor = self.over_outputs(self.output_mean[index]) * self.over_inputs(self.input_mean[index])
         return self.plain_layer(self.weight * factor, None if self.bias is None else self.bias[index].clone())
-
-
-def rank_one_gaussian_twin(
-    layer: nn.Module, *, members: int, rho: float = RHO_START, generator: torch.Generator | None = None
-) -> RankOneGaussianLayer | None:
-    """Return the rank-one layer that stands for a plain linear map or convolution, or None for anything else.
-
-    The shared weight and every member's bias are the plain layer's own; only the factors are new.
-    """
-    if own_kind(layer, SAMPLED) is None:
-        return None
-    return RankOneGaussianLayer(layer, members=members, rho=rho, generator=generator)
 
 
 class MemberBatchNorm(nn.Module):

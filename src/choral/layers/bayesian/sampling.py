@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -70,17 +70,8 @@ def fresh_weight(weight: Tensor, generator: torch.Generator | None) -> Tensor:
     return nn.init.kaiming_normal_(empty, nonlinearity="relu", generator=generator)
 
 
-def _size(name: str, place: str = "settings") -> Any:
-    """Return a property that reads and sets one size of the plain layer that another stands for."""
-    return property(
-        lambda layer: getattr(getattr(layer, place), name), lambda layer, n: setattr(getattr(layer, place), name, n)
-    )
-
-
 class SampledLayer(Converted):
     """A linear map or convolution whose weight and bias have a Gaussian posterior each.
-
-    It states its sizes as the plain layer does, and can be given others by compaction.
 
     Args:
         layer: the plain layer, for its settings, device and dtype; not changed.
@@ -93,8 +84,6 @@ class SampledLayer(Converted):
     weight_rho: nn.Parameter
     bias_mean: nn.Parameter | None
     bias_rho: nn.Parameter | None
-    in_features, out_features = _size("in_features"), _size("out_features")
-    in_channels, out_channels, groups = _size("in_channels"), _size("out_channels"), _size("groups")
 
     def __init__(
         self,
@@ -167,8 +156,6 @@ class GaussianNorm(Twin):
     weight_rho: nn.Parameter
     bias_mean: nn.Parameter | None
     bias_rho: nn.Parameter | None
-    num_features, num_channels = _size("num_features", "norm"), _size("num_channels", "norm")
-    num_groups = _size("num_groups", "norm")
 
     def __init__(self, norm: nn.Module, *, rho: float = RHO_START):
         super().__init__()
@@ -181,6 +168,11 @@ class GaussianNorm(Twin):
             self.norm._parameters[name] = None
         add_posterior(self, "weight", scale, rho)
         add_posterior(self, "bias", shift, rho)
+
+    @property
+    def settings(self) -> nn.Module:
+        """The plain layer, which states the sizes."""
+        return self.norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized input under one draw of scale and shift."""

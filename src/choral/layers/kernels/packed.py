@@ -170,7 +170,7 @@ def _place_behind(plain: Any, place: str) -> str | None:
     by_channel = isinstance(plain, _BY_CHANNEL)
     if not by_channel and not isinstance(plain, nn.Linear | nn.LayerNorm):
         return None
-    if getattr(plain, "momentum", 0) is None or getattr(plain, "extra_eps", None) is not None:
+    if getattr(plain, "momentum", 0) is None:
         return None
     if getattr(plain, "num_parameters", 2) == 1:
         return None

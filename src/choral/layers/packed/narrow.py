@@ -219,7 +219,7 @@ def _by_channel(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
         layer.num_groups = groups
     for key, tensor in (*layer._parameters.items(), *layer._buffers.items()):
         if tensor is not None:
-            n.put(layer, key, new if tensor.shape == shape and key != "extra_eps" else tensor.shape)
+            n.put(layer, key, new if tensor.shape == shape else tensor.shape)
     n.note(name, layer, shape[:1], new[:1], remark=remark)
     return layer
 

@@ -1,12 +1,12 @@
+"""Networks of the reference-posterior literature equal plain formulas."""
+
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.protocols.reference_networks import Lstm, alexnet_cifar, cnn28, cnn_lstm
 from torch import nn
-
-from choral.models import cnn_lstm
-from choral.models.recurrent import Lstm
 
 GATES = ("input", "forget", "cell", "output")  # torch's order
 
@@ -61,3 +61,34 @@ def test_it_is_by_default_the_network_of_the_published_reference():
     with torch.device("meta"):
         network = cnn_lstm()
     assert sum(p.numel() for p in network.parameters()) == 2_700_098
+
+
+def test_alexnet_has_its_layers():
+    with torch.device("meta"):
+        network = alexnet_cifar()
+    convs = 64 * (27 + 1) + 128 * (64 * 9 + 1) + 256 * (128 * 4 + 1) + 128 * (256 * 4 + 1) + 64 * (128 * 4 + 1)
+    linears = 256 * (64 * 8 * 8 + 1) + 256 * (256 + 1) + 10 * (256 + 1)
+    assert sum(p.numel() for p in network.parameters()) == convs + linears == 1_488_202
+
+
+@pytest.mark.parametrize("side", [4, 7, 8, 32])
+def test_alexnet_equals_the_formula(side):
+    torch.manual_seed(0)
+    network = alexnet_cifar(classes=3, channels=1, side=side)
+    w = dict(network.named_parameters())
+    x = torch.randn(2, 1, side, side)
+    h = x
+    for i in range(1, 6):
+        padding = (1, 1, 1, 1) if i < 3 else (0, 1, 0, 1)
+        h = F.silu(F.conv2d(F.pad(h, padding), w[f"conv{i}.weight"], w[f"conv{i}.bias"]))
+        h = F.max_pool2d(h, 2) if i < 3 else h
+    h = h.flatten(1)
+    for i in (1, 2):
+        h = F.silu(F.linear(h, w[f"fc{i}.weight"], w[f"fc{i}.bias"]))
+    torch.testing.assert_close(network(x), F.linear(h, w["classifier.weight"], w["classifier.bias"]))
+
+
+def test_the_small_cnn_has_its_size():
+    network = cnn28()
+    assert sum(p.numel() for p in network.parameters()) == 16_071
+    assert network(torch.ones(2, 3, 28, 28)).shape == (2, 7)
