@@ -18,10 +18,12 @@ from choral.cluster.storage import Storage
 from choral.engine.checkpoint import (
     Branch,
     Checkpoints,
+    MemberStore,
     Stack,
     Watch,
     failed_from,
     failed_list,
+    file_name,
     pack_branches,
     unpack_branches,
 )
@@ -32,7 +34,6 @@ from choral.engine.folder import check_same, environment, run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
 from choral.engine.run import Leaf, Run, cut
-from choral.engine.store import MemberStore, file_name
 from choral.plan.walk import Place
 from choral.recipes.recipe import Recipe
 

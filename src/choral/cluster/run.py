@@ -28,14 +28,13 @@ from choral.cluster.leaf import (
 )
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
+from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import OnExisting, Store, is_far
 from choral.engine.events import Callback, Log, events_in
-from choral.engine.executor import WIDEST
 from choral.engine.files import write_bytes, write_json
 from choral.engine.folder import claimed, read_plan, settle
-from choral.engine.job import Call, Job, call_of
+from choral.engine.job import WIDEST, Call, Job, call_of
 from choral.engine.run import Leaf, Run, costs_of, kept_costs
-from choral.engine.store import MemberStore
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe

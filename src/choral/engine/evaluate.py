@@ -23,8 +23,8 @@ from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
 from choral.base.draws import Kept, under
 from choral.engine.blueprint import filled
+from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import operations, threads_for, using
-from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.layers.convert import call_with, ties_of
 

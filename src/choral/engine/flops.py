@@ -20,7 +20,7 @@ from choral.base.order import Calls
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
 from choral.engine.compute import Counting
-from choral.engine.context import BranchContext
+from choral.engine.epochs import BranchContext
 from choral.engine.task import Task
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train

@@ -27,13 +27,11 @@ import torch
 from choral import __version__
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
-from choral.engine.checkpoint import Checkpoints
+from choral.engine.checkpoint import Checkpoints, MemberStore
 from choral.engine.compute import OnExisting, using
-from choral.engine.executor import WIDEST, choose, choose_threads
 from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
 from choral.engine.identity import differences, identity_of
-from choral.engine.job import Job
-from choral.engine.store import MemberStore
+from choral.engine.job import WIDEST, Job, choose, choose_threads
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.walk import collected, trainings
 from choral.tables.table import Table

@@ -16,15 +16,13 @@ import torch
 
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError, warn
-from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
-from choral.engine.context import BranchContext, acted
-from choral.engine.epochs import Epochs, alike
+from choral.engine.checkpoint import Branch, Checkpoints, MemberStore, Snapshot, Stack
+from choral.engine.epochs import BranchContext, Epochs, acted, alike
 from choral.engine.events import Callback, Ledger, Log, last_counted
 from choral.engine.files import write_json
 from choral.engine.flops import Flops
 from choral.engine.folder import environment, read_costs, run_of
 from choral.engine.job import Job
-from choral.engine.store import MemberStore
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
 from choral.plan.variants import Variant

@@ -13,7 +13,7 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, PlanError
-from choral.base.names import fitting
+from choral.base.text import fitting
 from choral.base.types import Build
 from choral.data.inputs import Mixing, Transforms, prepare
 from choral.data.sources import Source

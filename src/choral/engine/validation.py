@@ -20,9 +20,8 @@ from choral.calibration.members import Loss, greedy_selection
 from choral.data.sources import Source, source_of
 from choral.data.splitting import held_out
 from choral.data.tensors import arranged, cast_targets, hashed
-from choral.engine.checkpoint import Branch, Watch
+from choral.engine.checkpoint import Branch, MemberStore, Watch
 from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
-from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About
 from choral.plan.early_stopping import SHARE, EarlyStopping, Measure, Select

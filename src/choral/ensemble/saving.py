@@ -26,10 +26,10 @@ from choral.base.values import Function, from_dict, known_kinds
 from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
+from choral.engine.checkpoint import MemberStore, state_from
 from choral.engine.files import expect, unpack_tensors
 from choral.engine.folder import read_costs, read_likelihood, read_plan, run_of
 from choral.engine.identity import FINGERPRINT, changes
-from choral.engine.store import MemberStore, state_from
 from choral.ensemble.ensemble import Ensemble
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost

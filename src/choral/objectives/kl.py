@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.names import matches
+from choral.base.text import matches
 from choral.base.types import Params, Slots
 from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, SHARE, Limit, Limits
 from choral.objectives.penalties import Penalty
