@@ -27,9 +27,8 @@ from choral.engine.job import Call, Job, call_of, in_agreement
 from choral.engine.parallel import Parts, parts_of
 from choral.engine.run import carry_out
 from choral.engine.validation import Limit
-from choral.ensemble import saving
 from choral.ensemble.ensemble import Ensemble, said_of
-from choral.ensemble.held_out import read_folds, settle_folds, settle_noise, warn_if_constant
+from choral.ensemble.held_out import chosen, read_folds, settle_folds, settle_noise, warn_if_constant
 from choral.ensemble.saving import load_file, load_folder
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
@@ -195,7 +194,7 @@ def _put_together(
     call: Call, job: Job, store: MemberStore, costs: dict[str, Any], folder: Path | None, plan: dict[str, Any]
 ) -> Ensemble:
     """Return the ensemble of what was trained, with what is estimated on its residuals."""
-    held, count, weights = saving.chosen(store, costs["networks"], job.recipe)
+    held, count, weights = chosen(store, costs["networks"], job.recipe)
     folded = call["cv"] is not None
     if job.validation is not None and not folded:
         costs = costs | {"validation_rows": job.judged_on.points}
@@ -212,7 +211,7 @@ def _put_together(
         posthoc=weights,
     )
     settle_on = settle_folds if folded else settle_noise
-    settle_on(ensemble, job.judged_on, folder, run=run_of(plan))
+    settle_on(ensemble, job.judged_on, folder, run="" if folder is None else run_of(plan))
     with using(call.compute.threads or plan["environment"]["threads"]):
         seen = job.source if folded else job.judged_on  # folds keep targets as they are in the data
         warn_if_constant(ensemble, seen, held_out=job.validation is not None and not folded)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from choral.base.arguments import bound, check_types, is_plain
+from choral.base.arguments import LIMITS, bound, check, check_types, is_plain
 from choral.base.errors import InputError, did_you_mean
 
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -45,8 +45,7 @@ class _Checked(ABCMeta):
             """Return a value of checked arguments."""
             args, kwargs = _of_python(args), _of_python(kwargs)
             name, hints = cls.__name__, _hints(cls.__name__)
-            given = bound(name, _signature(cls), args, kwargs).arguments
-            check_types(name, given, hints, is_plain)
+            check(name, bound(name, _signature(cls), args, kwargs), hints, is_plain, LIMITS)
             made = super().__call__(*args, **kwargs)
             check_types(name, vars(made), hints)
             return made
@@ -254,6 +253,24 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     bases = (base for base in type(module).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins"))
     hidden = "_" if any(map(_is_packaged, bases)) else "\0"
     return {k: v for k, v in sorted(vars(module).items()) if k not in _OF_TORCH and not k.startswith(hidden)}
+
+
+def attributes(network: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the numbers and words that a network's modules hold as attributes, also in lists and dicts, and copies of tensors, by name."""
+    plain, tensors = dict[str, str](), dict[str, Tensor]()
+    for name, module in network.named_modules():
+        for key, value in own_attributes(module).items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}.{key}".lstrip(".")] = value.detach().clone()
+            elif _is_plain(value):
+                plain[f"{name}.{key}".lstrip(".")] = repr(value)
+    return plain, tensors
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str | int | float | bool)
 
 
 def _is_packaged(kind: Any) -> bool:

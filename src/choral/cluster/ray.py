@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from choral.base.arguments import is_number, is_whole
 from choral.base.errors import ChoralError, InputError, RunError, first_line, warn
 from choral.base.values import Value
 from choral.cluster.leaf import Field, Plot, admitted, key_of, leaves_of, train_leaf
@@ -45,12 +44,6 @@ class Ray(Value):
     gpus: float = 0
     retries: int = 50
     options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not is_number(self.cpus, 0) or not self.cpus > 0 or not is_number(self.gpus, 0):
-            raise InputError(f"Ray: cpus is {self.cpus!r}, gpus is {self.gpus!r}; give more than 0 and 0 or more.")
-        if not is_whole(self.retries, 0):
-            raise InputError(f"Ray: retries is {self.retries!r}; give a whole number of 0 or more.")
 
     @contextlib.contextmanager
     def connected(self) -> Iterator["RayWorkers"]:

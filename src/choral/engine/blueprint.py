@@ -103,7 +103,6 @@ class Blueprint:
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
             self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
         self._build, self._built = build, built
-        self._spec: tuple[dict[str, Any] | None, ...] = () if built is None else (models.spec_of(built),)
         self._skeletons: dict[str, nn.Module] = {}
 
     def plain(self, *, kept: bool = False) -> nn.Module:
@@ -160,7 +159,7 @@ class Blueprint:
         """Return the name and arguments by which choral's own zoo builds the plain network, of each if there are several; None for others."""
         with rng.seeded(0, "spec"):
             if len(self._builds) == 1:
-                return self._spec[0] if self._spec else models.spec_of(self.plain())
+                return models.spec_of(self._built or self.plain())
             found = [models.spec_of(bare(build)) for build in self._builds]
         known = [spec for spec in found if spec is not None]
         return known if len(known) == len(found) else None

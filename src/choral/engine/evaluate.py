@@ -24,7 +24,7 @@ from choral.base.batches import Batch
 from choral.base.draws import Kept, under
 from choral.engine.blueprint import filled
 from choral.engine.checkpoint import MemberStore
-from choral.engine.compute import operations, threads_for, using
+from choral.engine.compute import Counting, operations, threads_for, using
 from choral.engine.task import Task
 from choral.layers.convert import call_with, ties_of
 
@@ -199,8 +199,9 @@ class PlainEvaluator:
         trees = self.trees(self.numbers[0])
         before = {n: b.clone() for n, b in trees.pristine.named_buffers()}
         given = copied(few)
-        with rng.seeded(0, "look") as lent, draws.keyed(0) as stream:
-            self.operations = operations(trees.pristine, batches.rows(few), lambda: self._once(given))
+        with rng.seeded(0, "look") as lent, draws.keyed(0) as stream, Counting() as counted:
+            self._once(given)
+        self.operations = operations(trees.pristine, counted, batches.rows(few))
         now = dict(trees.pristine.named_buffers())
         self.catch = stream.caught > 0
         self.pure = not lent and batches.equal(given, few) and all(torch.equal(before[n], now[n]) for n in before)

@@ -24,12 +24,11 @@ from choral.base.interface import Interface, described, is_lazy, pick, why_not_r
 from choral.base.order import Called, Calls, evaluating, parameters_of
 from choral.base.rng import global_states, moved
 from choral.base.types import Build
-from choral.base.values import Function
+from choral.base.values import Function, attributes
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
-from choral.engine.compute import Counting
-from choral.engine.identity import attributes
+from choral.engine.compute import Counting, operations
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.convert import holds
 from choral.layers.joint.network import Joint, channels_last
@@ -289,9 +288,9 @@ def inspect_training(
         if not trial.network.training:  # it need not run under gradients
             return Findings(plain.calls)
         raise _why_not_trained(trial, error, rows) from error
-    operations = max(trial.operations / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
+    of_row = operations(network, trial.counted, rows)
     if not rows:
-        return Findings(plain.calls, operations)
+        return Findings(plain.calls, of_row)
     remembers, attribute = _changed(trial, held, buffers, value)
     drawn = moved(generators, ("numpy", "random"))
     for _ in range(4 if drawn else 0):  # again, since other threads may draw too
@@ -313,7 +312,7 @@ def inspect_training(
             f"{attribute}: all members share it, and checkpoints do not keep it, so members and resumed runs may differ; make it a buffer "
             "(register_buffer)."
         )
-    return Findings(plain.calls, operations, remembers, tuple(doubts), trial.lends)
+    return Findings(plain.calls, of_row, remembers, tuple(doubts), trial.lends)
 
 
 class _Trial:
@@ -326,7 +325,6 @@ class _Trial:
         self.inputs: list[Tensor] = []  # what members read, where each has inputs of its own
         self.outputs: Any = None
         self.past = set[str]()  # layers whose weights were read past their call
-        self.operations = 0.0  # of the call
         self._hooks: list[RemovableHandle] = []
         if isinstance(self.network, Joint):
             stacked_of(self.network)
@@ -341,7 +339,7 @@ class _Trial:
         with torch.enable_grad(), seeded as lent, draws.keyed(0), Counting() as counted, self.running, reads:
             value = self._loss(self._run)
         self._hooks = [module.register_forward_pre_hook(_refuse_recomputation) for module in self.network.modules()]
-        self.past, self.operations, self.lends = reads.found, counted.total, bool(lent)
+        self.past, self.counted, self.lends = reads.found, counted, bool(lent)
         return value
 
     def _run(self, ready: Batch) -> Any:

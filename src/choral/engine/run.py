@@ -131,7 +131,6 @@ class Run:
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self.setup = 0.0  # seconds of this call before training, where time is limited
-        self.cut: list[int] = []  # members that were collected after the time limit was reached
         self._is_winding_up = False  # the checkpoint from which a call with more time continues is there, and stays
         self.member_of = collected(self.plan)
         visits = Visitor(start=self._act, change=self._act, train=self._train, collect=self._collect)
@@ -297,7 +296,6 @@ class Run:
             if self.wanted is None or self.wanted.pop(number, None) is not None:
                 self.store.put(number, branch.reached)
                 self._doubt(branch.reached)
-                self.cut += [number] if self._is_winding_up else []
                 self.log.event(kind="collected", place=str(branch.place + suffix))
         return self._end(stack)
 
@@ -488,7 +486,7 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
     if missing and not run.is_late:
         raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
-    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.is_late else {}
+    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept} if run.is_late else {}
     ended |= {"stopped": run.ledger.stopped} if run.ledger.stopped else {}
     return ended | {
         "counted": run.ledger.counted,

@@ -21,8 +21,8 @@ from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import ChoralError, InputError, first_line
 from choral.base.types import Params
+from choral.base.values import attributes
 from choral.engine.blueprint import state_of
-from choral.engine.identity import attributes
 from choral.engine.parallel import Piece
 from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of

@@ -28,7 +28,6 @@ from choral.data.tensors import arranged, names_of
 from choral.deploy.export import export, table_of
 from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import MemberStore, member_tensors
-from choral.engine.compute import Compute
 from choral.engine.evaluate import Evaluation
 from choral.engine.files import pack_tensors, sweep, write_bytes
 from choral.engine.task import Task
@@ -305,7 +304,7 @@ class Ensemble:
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
-        return self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
+        return self._outputs(x, batch_size, device, precision, threads)
 
     if not TYPE_CHECKING:  # a type checker reports names that are not here
 
@@ -415,7 +414,7 @@ class Ensemble:
                 1e-12 with the other rows, and networks are run one by one.
             threads: threads of torch's operations during the call; None decides by the network and the number of rows.
         """
-        outputs = self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
+        outputs = self._outputs(x, batch_size, device, precision, threads)
         return Prediction(self._corrected(outputs), self._interface.target)
 
     def _predictive(self, x: Any, **options: Any) -> Predictive:

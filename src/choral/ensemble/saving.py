@@ -23,7 +23,6 @@ from choral.base.errors import ConversionError, InputError, PlanError, RunError,
 from choral.base.interface import Interface
 from choral.base.types import Builds
 from choral.base.values import Function, from_dict, known_kinds
-from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
 from choral.engine.checkpoint import MemberStore, state_from
@@ -31,30 +30,11 @@ from choral.engine.files import expect, unpack_tensors
 from choral.engine.folder import read_costs, read_likelihood, read_plan, run_of
 from choral.engine.identity import FINGERPRINT, changes
 from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.held_out import chosen
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost
-from choral.plan.early_stopping import SHARE
-from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 from choral.tables.table import Table, table_from
-
-
-def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Correction, ...]]:
-    """Return a store that shows the networks that a recipe has chosen of so many, how many, and their weights as a correction.
-
-    Everything stays as it is where the recipe does not choose, or nothing was held out to choose by.
-    """
-    if not any(phase.select for phase in trainings(recipe.plan)):
-        return store, count, ()
-    held = [store.get(i).slots.get(SHARE) for i in range(count)]
-    shares = [0.0 if one is None else float(one["share"]) for one in held]
-    numbers = [i for i, share in enumerate(shares) if share > 0]
-    if not numbers:
-        return store, count, ()
-    rows, total = recipe.structure.members * recipe.structure.draws, sum(shares)
-    weights = tuple(shares[i] / total / rows for i in numbers for _ in range(rows))
-    return store.showing(numbers), len(numbers), (StackingWeights(weights=weights),)
-
 
 _COUNTED = {
     "batch_repetition", "branches", "components", "draws", "members", "minimum_channels", "scale", "subgroups", "times", "width",
