@@ -250,8 +250,10 @@ class Group:
         """Take the steps of one epoch, and apply the rules that are due in it."""
         phase, trainer = self.phase, self.trainer
         trainer.catch = True
-        order = self._order(epoch)
-        keys = [rng.key(key, "items", epoch) for key, _, _ in self._readers()]
+        readers, sampling = self._readers(), self.run.source.sampling
+        orders = [order_of(key, epoch, points, subset, sampling) for key, points, subset in readers]
+        order = orders[0] if len(orders) == 1 else torch.stack(orders)
+        keys = [rng.key(key, "items", epoch) for key, _, _ in readers]
         among = self.run.task.parts.rank, self.run.task.parts.size
         read = self.run.source.epoch(order, phase.batch_size, keys=keys, among=among)
         places = parts_in(order.shape[-1], phase.batch_size, among)
@@ -271,11 +273,6 @@ class Group:
             self._apply("steps", step + 1, self.steps)
         self.run.task.parts.share_statistics(trainer.network)
         self._apply("epochs", epoch + 1, phase.epochs)
-
-    def _order(self, epoch: int) -> Tensor:
-        sampling = self.run.source.sampling
-        orders = [order_of(k, epoch, n, s, sampling) for k, n, s in self._readers()]
-        return orders[0] if len(orders) == 1 else torch.stack(orders)
 
     def _readers(self) -> list[tuple[int, int, Tensor | None]]:
         """Return who reads batches: key, points and subset of each branch, or of each member that has batches of its own."""
@@ -333,7 +330,7 @@ class Epochs:
             self._epoch(epoch)
             if epoch + 1 < self.phase.epochs:
                 self._stop(epoch + 1, "patience")
-                if self._is_settled(epoch + 1):
+                if self._selects and is_tired(self.phase.select, self.branches, epoch + 1):
                     self._stop(epoch + 1, "selection")
                 if self.run.is_late and self._going():
                     self._take_out()
@@ -369,11 +366,6 @@ class Epochs:
     def _selects(self) -> bool:
         """Whether networks are chosen while they train."""
         return self.phase.select is not None and self.run.validation is not None
-
-    def _is_settled(self, epoch: int) -> bool:
-        """Return whether no choice among the networks has been better for too long."""
-        select = self.phase.select if self._selects else None
-        return select is not None and is_tired(select, self.branches, epoch)
 
     def _mount(self, branches: Sequence[Branch]) -> None:
         parts = [[branch] for branch in branches] if self.apart else [branches]
@@ -416,18 +408,14 @@ class Epochs:
             self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
             trained = [b for b in trained if b.goes_on]
         values: dict[Place, float] = {}
-        if self._is_watched(epoch + 1):
+        stop = self.run.rules.stop  # which may say to validate less often than after every epoch and the last
+        if stop is None or self._selects or (epoch + 1) % stop.every == 0 or epoch + 1 == self.phase.epochs:
             values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
         trained = [b for b in trained if b.goes_on]
         self._tell(epoch, trained, losses, values, seconds)
         self.run.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
         for branch in trained:
             branch.is_new = True
-
-    def _is_watched(self, epoch: int) -> bool:
-        """Return whether this epoch ends with a validation: every one, or as often as the stopping rule says, and the last."""
-        stop = self.run.rules.stop
-        return stop is None or self._selects or epoch % stop.every == 0 or epoch == self.phase.epochs
 
     def _tell(
         self,

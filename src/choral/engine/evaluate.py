@@ -369,7 +369,10 @@ class Evaluation:
                     stacks, numbers = self._stacks()
                     # networks may write into it
                     few = copied(batches.moved(batches.part(x, slice(2)), self._task.device))
-                    self._settled = [self._choose(stack, few, keep=numbers <= KEPT) for stack in stacks]
+                    made = [PlainEvaluator(self._task, self._store, s, keep=numbers <= KEPT) for s in stacks]
+                    for plain in made:
+                        plain.look(few)
+                    self._settled = [plain if self._plain else suited(plain, few) for plain in made]
         return self._settled
 
     def _stacks(self) -> tuple[list[list[int]], int]:
@@ -381,8 +384,3 @@ class Evaluation:
             numbers += sum(p.numel() for p in state.params.values())
             stacks.setdefault((batches.signature(state.params), repr(state.form)), []).append(i)
         return list(stacks.values()), numbers
-
-    def _choose(self, numbers: list[int], few: Batch, *, keep: bool) -> Evaluator:
-        plain = PlainEvaluator(self._task, self._store, numbers, keep=keep)
-        plain.look(few)
-        return plain if self._plain else suited(plain, few)

@@ -232,7 +232,8 @@ class _Trainer:
     def _stepper(self, *, stacked: bool = False) -> Stepper:
         members = [Member(v.optimizer(self.phase.optimizer), v.get("rate", 1.0)) for v in self.variants]
         apart, undecayed = any(v.settings for v in self.variants), self.task.structure.undecayed
-        led = _led(self.network)
+        joint = self.network.stacked if isinstance(self.network, Joint) else ()
+        led = frozenset(n for n in self.params if n.removeprefix("network.") in joint)  # by the member axis
         return Stepper(self.trained, members, stacked=stacked, apart=apart, undecayed=undecayed, led=led)
 
     def _moved(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
@@ -267,12 +268,6 @@ class _Trainer:
             with torch.no_grad():
                 for p, m in self.mask:
                     p.mul_(m)
-
-
-def _led(network: nn.Module) -> frozenset[str]:
-    """Return the names of parameters whose first axis runs over the members of a joint network."""
-    own = network.stacked if isinstance(network, Joint) else ()
-    return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") in own)
 
 
 def _in_plain_memory(state: State, device: torch.device) -> State:

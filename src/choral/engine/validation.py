@@ -346,9 +346,9 @@ def sound(watch: Watch) -> State | None:
     return watch.held.having(slots={name: held for name, held in watch.held.slots.items() if name != _OUTPUTS})
 
 
-def is_tired(select: Select, branches: Sequence[Branch], epoch: int) -> bool:
+def is_tired(select: Select | None, branches: Sequence[Branch], epoch: int) -> bool:
     """Return whether no choice has been better for too long."""
-    return epoch - max((b.watch.gained for b in branches), default=0) >= select.patience
+    return select is not None and epoch - max((b.watch.gained for b in branches), default=0) >= select.patience
 
 
 def settle_selection(branches: Sequence[Branch]) -> bool:
