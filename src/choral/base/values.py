@@ -1,9 +1,8 @@
 """Values: frozen, comparable, printable descriptions that turn into plain dicts and back.
 
-Everything a recipe is made of (phases, schedules, optimizers, structures, penalties) is a frozen dataclass that
-inherits from `Value`. The name of its class is its kind; only kinds defined in Python code can be read back, so a file
-never decides what code is imported. Functions of the user's are values too: they are known by a portrait, a digest of what
-they hold and do.
+Everything a recipe is made of is a frozen dataclass that inherits from `Value`. The name of its class is its kind; only kinds
+defined in Python code can be read back, so a file never decides what code is imported. Functions of the user's are values too, known by
+a portrait, a digest of what they hold and do.
 """
 
 import functools

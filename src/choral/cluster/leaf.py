@@ -1,9 +1,8 @@
 """Train one leaf: find its newest checkpoint, continue from it, write its members, then the manifest that names them.
 
 Doing so again does nothing. Checkpoints, members and the log are the engine's, in a folder of the leaf. Two processes at the same leaf
-write the same bytes; the checkpoint of either is one to continue from. A leaf is known by a key: the plan with its data and seed, how it
-was settled, and the leaf's path. A manifest or checkpoint with another key belongs to another run. A reader trusts what a manifest
-names with its SHA-256, and nothing else.
+write the same bytes. A leaf is known by a key: the settled plan and the leaf's path. A manifest or checkpoint with another key belongs to
+another run, and readers trust only files that a manifest names with their SHA-256.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Where a run is: a folder that all its processes see, or a URL that each of them mirrors in a folder.
 
-All else reads and writes that folder. `pull` and `push` copy files from and to the URL, through fsspec: whole reads, whole writes,
-listings and removals, each with a time limit and a few tries. Nothing is renamed or locked there. What a process wrote counts once a
-manifest names it with its SHA-256, and the manifest is written last.
+`pull` and `push` copy files from and to the URL, through fsspec: whole reads and writes, listings and removals, each with a time limit
+and a few tries. What a process wrote counts once a manifest names it with its SHA-256, and the manifest is written last.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """What a run keeps: checkpoints, from which the same call continues, and members, in files or in memory.
 
-A plan is walked in a fixed order; a checkpoint says how many leaf phases are done, how many epochs of the running one,
-and holds the state of every open stack: the one being worked on and the fork parents above it. Each stack is one
-safetensors file, written again only when it changed. The two newest manifests are kept; each lists the checksums of its
-files, so a damaged one is noticed and the one before is used.
+A checkpoint is a manifest: how many phases of the plan are done, how many epochs of the running one, and the files of all open
+stacks (the running one and the fork parents above it) with their checksums. A file is written again only if its stack changed. The two
+newest manifests are kept; if one is damaged, the one before is used.
 """
 
 import re
@@ -148,55 +147,54 @@ class Checkpoints:
     folder: Path
     changed: Callable[[], None] | None = None  # called after every change
     messages: list[str] = field(default_factory=list)
-    _whole: dict[str, str] = field(default_factory=dict)  # files known to be whole, with their checksums
-    _trusted: list[Path] = field(default_factory=list)  # manifests known to be whole, oldest first
+    _trusted: dict[str, dict[str, str]] = field(default_factory=dict)  # manifests, oldest first: files and checksums
 
-    def _manifests(self) -> list[Path]:
-        """Return our own manifests, oldest first; other names (copies a sync service made) are nobody's."""
-        found = [p for p in self.folder.glob("manifest-*.json") if _MANIFEST.fullmatch(p.name)]
-        return sorted(found, key=lambda p: int(p.stem.split("-")[1]))
+    def _manifests(self) -> dict[int, Path]:
+        """Return our own manifests by number, oldest first; other names (copies a sync service made) are nobody's."""
+        found = {
+            int(p.stem.split("-")[1]): p for p in self.folder.glob("manifest-*.json") if _MANIFEST.fullmatch(p.name)
+        }
+        return dict(sorted(found.items()))
 
     def __bool__(self) -> bool:
         return bool(self._manifests())
 
     def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
         """Write the stacks that changed and a new manifest; forget all but the two newest."""
-        entries = []
+        whole = {file: digest for files in self._trusted.values() for file, digest in files.items()}
+        places, files = {}, dict[str, str]()
         for stack in open_stacks:
             file = f"{stack.name}.safetensors"
-            if file not in self._whole:
-                data = pack_branches(stack.branches)
-                self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
-            places = [branch.place.to_list() for branch in stack.branches]
-            entries.append({"file": file, "sha256": self._whole[file], "places": places})
-        manifests = self._manifests()
-        number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
+            places[file] = [branch.place.to_list() for branch in stack.branches]
+            path, within = self.folder / file, self.folder.parent
+            files[file] = whole.get(file) or write_bytes(path, pack_branches(stack.branches), within=within)
+        entries = [{"file": file, "sha256": digest, "places": places[file]} for file, digest in files.items()]
+        name = f"manifest-{max(self._manifests(), default=-1) + 1}.json"
         content = vars(now) | {"open": entries, "failed": failed_list(now.failed)}
-        path = self.folder / f"manifest-{number}.json"
-        write_json(path, content, within=self.folder.parent)
-        self._trusted = [*self._trusted[-1:], path]
-        self._forget(self._trusted)
+        write_json(self.folder / name, content, within=self.folder.parent)
+        self._trusted = dict([*self._trusted.items()][-1:]) | {name: files}
+        self._forget_others()
 
-    def _forget(self, keep: Sequence[Path]) -> None:
-        for path in self._manifests():
-            if path not in keep:
+    def _forget_others(self) -> None:
+        """Remove all but the trusted manifests, then all but their files."""
+        kept = {*self._trusted, *(file for files in self._trusted.values() for file in files)}
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix):
+            ours = _MANIFEST.fullmatch(path.name) or _STACK.fullmatch(path.name)
+            if ours and path.name not in kept:
                 path.unlink(missing_ok=True)
-        needed = {f["file"] for path in keep for f in _manifest(path).get("open", [])}
-        for path in self.folder.iterdir():
-            if _STACK.fullmatch(path.name) and path.name not in needed:
-                path.unlink(missing_ok=True)
-                self._whole.pop(path.name, None)
         if self.changed is not None:
             self.changed()
 
     def clear(self) -> None:
         """Remove all checkpoints: the run is complete."""
+        self._trusted = {}
         if self.folder.exists():
-            self._forget([])
+            self._forget_others()
 
     def latest(self) -> Snapshot | None:
         """Return the newest checkpoint whose files are all whole; says what was damaged."""
-        for path in reversed(self._manifests()):
+        paths = list(self._manifests().values())
+        for path in reversed(paths):
             content = _manifest(path)
             if not content:
                 self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
@@ -209,14 +207,12 @@ class Checkpoints:
                         f"checkpoint file {entry['file']} is damaged or missing; going back to the checkpoint before"
                     )
                     break
-                self._whole[entry["file"]] = entry["sha256"]
-                places = [Place.from_list(place) for place in entry["places"]]
-                branches += unpack_branches(data, entry["file"], places)
+                branches += unpack_branches(data, entry["file"], [Place.from_list(place) for place in entry["places"]])
             else:
-                self._trusted = [path]
+                self._trusted = {path.name: {entry["file"]: entry["sha256"] for entry in content["open"]}}
                 read = {"failed": failed_from(content["failed"]), "open": {branch.place: branch for branch in branches}}
                 return Snapshot(**content | read)
-        if self._manifests():
+        if paths:
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
 

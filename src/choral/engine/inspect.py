@@ -1,9 +1,8 @@
 """Inspect a network before a run: what it reads and returns, and whether members, copies and conversions compute what it does.
 
 The plain network is built once and runs once, in evaluation mode, with its calls and its autograd graph recorded (`inspect_plain`). The
-joint network runs once in training mode, forwards and backwards, on as many rows as the smallest batch has, at most four
-(`inspect_training`). Members of a shared network are compared once with the last of them alone (`check_alone`). Every check is a function over
-these records; it refuses or warns of what would otherwise give wrong members without a word.
+joint network runs once in training mode, forwards and backwards, on at most four rows (`inspect_training`). Members of a shared network are
+compared with the last of them alone (`check_alone`). The checks refuse or warn of what would otherwise give wrong members silently.
 """
 
 import copy

@@ -1,10 +1,7 @@
 """Saved ensembles, one file or a run folder, read back.
 
-Everything that comes from a file passes here: whole by its checksum, of the right form by its schema, within bounds, and
-fitting the network it names, before anything is predicted with it. Whatever is wrong is a RunError of one sentence.
-
-Bounds on what a file may ask for are checked before memory or time is spent on it. They are generous: nothing that was ever
-fitted comes near them. What a caller asks for in Python has no bounds.
+A file is checked before anything is predicted with it: its checksum, its schema, bounds on what it asks to be built, and whether it fits
+its network. The bounds are far above anything that is fitted, and hold for files alone.
 """
 
 import contextlib
