@@ -147,7 +147,7 @@ def train(
 
         asked = {"time_limit": limit, "on_existing": on_existing if on_existing == "extend" else None}
         check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
-        call = replace(call, options=call.options | {"compute": replace(compute, cluster=None)})
+        call = replace(call, compute=replace(compute, cluster=None))
         with watched(call.recipe, callbacks, progress) as hear:
             train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
         callbacks, progress, on_existing = None, False, "resume"  # all is trained; what follows puts it together
@@ -195,7 +195,7 @@ def _put_together(
 ) -> Ensemble:
     """Return the ensemble of what was trained, with what is estimated on its residuals."""
     held, count, weights = chosen(store, costs["networks"], job.recipe)
-    folded = call["cv"] is not None
+    folded = call.cv is not None
     if job.validation is not None and not folded:
         costs = costs | {"validation_rows": job.judged_on.points}
     ensemble = Ensemble(
@@ -206,7 +206,7 @@ def _put_together(
         count,
         inputs=job.task.transforms,
         interface=job.task.blueprint.interface,
-        table=call["table"],
+        table=call.table,
         info=costs,
         posthoc=weights,
     )

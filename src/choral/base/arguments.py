@@ -48,28 +48,10 @@ def _is_path(value: Any) -> bool:
     )
 
 
-def _is_above(value: Any) -> bool:
-    return is_number(value, 0) and value > 0
-
-
 _COUNT = (lambda value: is_whole(value, 1), "a whole number of 1 or more")
 _EPOCHS = (lambda value: is_whole(value, 0), "a whole number of 0 or more")
 _PATH = (_is_path, "a path, with the home folder written out (Path.home()) where it would begin with ~")
-_Rules = Mapping[str, tuple[Callable[[Any], bool], str]]
-LIMITS: _Rules = {
-    "threads": _COUNT,
-    "accumulate": _COUNT,
-    "tries": _COUNT,
-    "retries": _EPOCHS,
-    "time_limit": (_is_above, "a number of seconds above 0"),
-    "timeout_seconds": (_is_above, "a number of seconds above 0"),
-    "checkpoint_seconds": (lambda value: is_number(value, 0), "a number of seconds, 0 or more"),
-    "cpus": (_is_above, "a number above 0"),
-    "gpus": (lambda value: is_number(value, 0), "a number, 0 or more"),
-}
-"""What arguments of functions and values with these names accept besides None as the default, as a test and in words."""
-RULES: _Rules = {
-    **LIMITS,
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "path": _PATH,
     "run_dir": _PATH,
     "batch_size": _COUNT,
@@ -78,13 +60,14 @@ RULES: _Rules = {
     "members": _COUNT,
     "draws": _COUNT,
     "stack": _COUNT,
+    "threads": _COUNT,
     "callbacks": (
         lambda value: callable(value) or (fits(value, Sequence[Any]) and all(map(callable, value))),
         "a function of an event, or a list of such functions",
     ),
     "compute": (lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute"),
 }
-"""The same for functions, in which more names mean the same wherever they occur."""
+"""What arguments of these names accept wherever they occur, as a test and in words; None where it is the default."""
 
 
 def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
@@ -148,21 +131,15 @@ def bound(
         raise InputError(wrong_call(name, error, names)) from error
 
 
-def check(
-    where: str,
-    given: inspect.BoundArguments,
-    hints: Mapping[str, Any],
-    accepts: Callable[[Any], bool] = lambda hint: True,
-    rules: _Rules = RULES,
-) -> None:
-    """Raise InputError for the first argument that its rule or its annotation does not accept; `accepts` as in `check_types`."""
+def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -> None:
+    """Raise InputError for the first argument that its rule or its annotation does not accept."""
     for name, value in given.arguments.items():
         parameter = given.signature.parameters[name]
         if parameter.kind in _OPEN or (value is None and parameter.default is None):
             continue
-        if name in rules and not rules[name][0](value):
-            raise InputError(f"{where}: {name} is {_shown(value)}; give {rules[name][1]}.")
-        check_types(where, {name: value}, hints, accepts)
+        if name in RULES and not RULES[name][0](value):
+            raise InputError(f"{where}: {name} is {_shown(value)}; give {RULES[name][1]}.")
+        check_types(where, {name: value}, hints)
 
 
 def check_types(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from choral.base.arguments import LIMITS, bound, check, check_types, is_plain
+from choral.base.arguments import bound, check_types, is_plain
 from choral.base.errors import InputError, did_you_mean
 
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -44,7 +44,7 @@ class _Checked(ABCMeta):
             """Return a value of checked arguments."""
             args, kwargs = _of_python(args), _of_python(kwargs)
             name, hints = cls.__name__, _hints(cls.__name__)
-            check(name, bound(name, _signature(cls), args, kwargs), hints, is_plain, LIMITS)
+            check_types(name, bound(name, _signature(cls), args, kwargs).arguments, hints, is_plain)
             made = super().__call__(*args, **kwargs)
             check_types(name, vars(made), hints)
             return made

@@ -10,22 +10,22 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from choral.base.errors import ChoralError, InputError, RunError, first_line, warn
-from choral.base.values import Value
+from choral.base.errors import ChoralError, RunError, first_line, needed, warn
 from choral.cluster.leaf import Field, Plot, admitted, key_of, leaves_of, train_leaf
 from choral.cluster.storage import storage_of
 from choral.engine.events import events_in
 from choral.engine.folder import read_plan
 from choral.engine.run import Leaf
+from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
 
 _PAUSE = 0.5  # seconds between two looks at what is done
 _SHARE = 20  # listening takes one part in so many of the time, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ray(Value):
+class Ray(Limited):
     """A Ray cluster that trains the leaves of a run.
 
     Args:
@@ -39,6 +39,8 @@ class Ray(Value):
     Ray(address=None, cpus=2, gpus=0, retries=50, options={})
     """
 
+    limits: ClassVar[Limits] = {"cpus": POSITIVE, "gpus": NOT_NEGATIVE, "retries": NOT_NEGATIVE}
+
     address: str | None = None
     cpus: float = 1
     gpus: float = 0
@@ -48,12 +50,9 @@ class Ray(Value):
     @contextlib.contextmanager
     def connected(self) -> Iterator["RayWorkers"]:
         """Yield the workers of the cluster; one that was started or joined here is left at the end."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                import ray
-        except ImportError as error:
-            raise InputError("cluster=choral.Ray() needs ray; install it: pip install 'choral[ray]'.") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray = needed("ray", "ray")
         ours = not ray.is_initialized()
         if ours:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

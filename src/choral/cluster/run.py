@@ -78,7 +78,7 @@ def settle_leaves(
 ) -> dict[str, Any]:
     """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
     cut = cut_by(call.recipe.plan, stack, slots)
-    plan, _ = settle(folder, job, table=call["table"], on_existing=on_existing, cut=cut)
+    plan, _ = settle(folder, job, table=call.table, on_existing=on_existing, cut=cut)
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
@@ -344,8 +344,7 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
         plots: list[Plot] = []
         for call, run_dir, listener, on_existing in asked:
             if call.compute.threads is None:
-                compute = replace(call.compute, threads=max(1, int(cluster.cpus)))
-                call = replace(call, options=call.options | {"compute": compute})
+                call = replace(call, compute=replace(call.compute, threads=max(1, int(cluster.cpus))))
             storage = stack.enter_context(opened(run_dir))
             stack.enter_context(claimed(storage.folder))  # until all are trained
             job = call.job()

@@ -1,10 +1,11 @@
 """Compute: where a run is trained, and how its arithmetic is done. Store: a run folder at a URL."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -13,15 +14,18 @@ from torch.utils.flop_counter import flop_registry
 from choral.base.errors import InputError
 from choral.base.order import Calls
 from choral.base.rng import DispatchMode
-from choral.base.values import Value
+from choral.objectives.limits import COUNT, NOT_NEGATIVE, Limit, Limited, Limits
 
 Executor = Literal["auto", "sequential", "vectorized"]
 OnExisting = Literal["resume", "overwrite", "extend"]
 """What happens to a run that the folder holds: it continues, it is removed, or members are added to it."""
 
 
+_SECONDS = Limit(lambda given: 0 < given < math.inf, "a number of seconds above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Compute(Value):
+class Compute(Limited):
     """Where and how a run is trained. Up to rounding, and apart from `time_limit`, the members do not depend on it.
 
     Args:
@@ -41,6 +45,13 @@ class Compute(Value):
     'auto'
     """
 
+    limits: ClassVar[Limits] = {
+        "threads": COUNT,
+        "accumulate": COUNT,
+        "time_limit": _SECONDS,
+        "checkpoint_seconds": NOT_NEGATIVE,
+    }
+
     device: Any = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     executor: Executor = "auto"
@@ -52,6 +63,7 @@ class Compute(Value):
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.device, str | torch.device):
             raise InputError(f"device is {self.device!r}; give 'auto', 'cpu' or a present 'cuda'.")
         object.__setattr__(self, "device", str(self.device))
@@ -62,7 +74,7 @@ class Compute(Value):
 
 
 @dataclass(frozen=True)
-class Store(Value):
+class Store(Limited):
     """A run folder that is not a path of this machine, and how long it is waited for.
 
     Args:
@@ -75,12 +87,15 @@ class Store(Value):
     'memory://run'
     """
 
+    limits: ClassVar[Limits] = {"timeout_seconds": _SECONDS, "tries": COUNT}
+
     url: str
     timeout_seconds: float = 60.0
     tries: int = 4
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if "://" not in self.url:
             raise InputError(
                 f"Store: url is {self.url!r}; give one with ://, such as 's3://bucket/run', or a path as run_dir."

@@ -8,7 +8,7 @@ convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80 of the time, 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from choral.base.errors import ChoralError, InputError, PlanError, explained, fi
 from choral.base.order import Calls
 from choral.base.types import Params
 from choral.data.datasets import is_key
+from choral.data.inputs import Transforms
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
 from choral.engine.blueprint import state_of
@@ -106,22 +107,6 @@ def folds_of(cv: Any) -> tuple[int | None, Any]:
     return folds, groups
 
 
-OPTIONS: dict[str, Any] = {
-    "seed": 0,
-    "transforms": (),
-    "target": None,
-    "output": None,
-    "sample_weight": None,
-    "likelihood": None,
-    "validation": AUTO,
-    "cv": None,
-    "early_stopping": None,
-    "compute": Compute(),
-    "table": None,
-}
-"""What `fit` takes that decides the members of a run, or how they are trained, and what it is if it is left out."""
-
-
 @dataclass(frozen=True)
 class Call:
     """The arguments that make a run what it is, as `fit` got them: any process can understand them again."""
@@ -129,35 +114,36 @@ class Call:
     build: Any
     data: Any
     recipe: Recipe
-    options: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.options[name]
-
-    @property
-    def compute(self) -> Compute:
-        """Where and how it is trained."""
-        found: Compute = self["compute"]
-        return found
+    seed: int = 0
+    transforms: Transforms = ()
+    target: Any = None
+    output: Any = None
+    sample_weight: Any = None
+    likelihood: Any = None
+    validation: Any = AUTO
+    cv: Any = None
+    early_stopping: Any = None
+    compute: Compute = Compute()
+    table: Any = None
 
     def job(self, parts: Parts | None = None) -> Job:
         """Return what is to be done; raises InputError or PlanError where it cannot be. One process takes whole batches if parts is None."""
-        recipe, compute, seed, stop = self.recipe, self.compute, self["seed"], self["early_stopping"]
+        recipe, compute, seed, stop = self.recipe, self.compute, self.seed, self.early_stopping
         check_runnable(recipe)
-        data, target, weight = self.data, self["target"], self["sample_weight"]
-        folds, groups = folds_of(self["cv"])
+        data, target, weight = self.data, self.target, self.sample_weight
+        folds, groups = folds_of(self.cv)
         if groups is not None:
             data, target = source_of(data, target).grouped(groups), None
         whole = source_of(data, target, weight)
         wanted = folds is None and (recipe.is_open or wants_validation(stop))
-        validation = chosen(self["validation"], whole.points, wanted=wanted)
+        validation = chosen(self.validation, whole.points, wanted=wanted)
         rules = rules_of(validation, stop, folds)
         source, held = set_apart(whole, validation, seed, target, weight if is_key(weight) else None)
         recipe = recipe.settled(source.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
         check_batches(whole, recipe.plan)
         if folds is not None:
             source = source.folded(partition(source, folds, seed))
-        given = {name: self[name] for name in ("output", "likelihood")} | {"inputs": self["transforms"]}
+        given = {"output": self.output, "likelihood": self.likelihood, "inputs": self.transforms}
         how = {"device": compute.device, "precision": compute.precision}
         parts = parts or parts_of(replace(compute, data_parallel=False))
         if parts.size > 1:  # a stack is trained in one process
@@ -194,6 +180,10 @@ def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:
         _LOG.warning(said, recipe.name, ", ".join(plain))
 
 
+OPTIONS = tuple(option.name for option in fields(Call))[3:]
+"""What `fit` takes that decides the members of a run, or how they are trained."""
+
+
 def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
     """Return the call that arguments of `fit` make; InputError for one that there is not."""
     options = dict(options)
@@ -203,7 +193,7 @@ def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call
         if name not in OPTIONS:
             raise InputError(unknown_argument("fit", name, OPTIONS))
     recipe, (folds, _) = recipe_of(recipe), folds_of(options.get("cv"))
-    return Call(build, data, recipe if folds is None else recipe.in_folds(folds), OPTIONS | options)
+    return Call(build, data, recipe if folds is None else recipe.in_folds(folds), **options)
 
 
 WIDEST = 512  # branches stacked at once, at most
