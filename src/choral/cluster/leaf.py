@@ -5,7 +5,7 @@ write the same bytes. A leaf is known by a key: the settled plan and the leaf's 
 another run, and readers trust only files that a manifest names with their SHA-256.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -63,6 +63,8 @@ class Field:
     plan: dict[str, Any]
     call: Call  # the arguments of the run, for another process to understand
     job: Job  # what is trained, understood in this process
+    waiting: Sequence[Leaf] = ()  # leaves that are to be trained, in plan order
+    hear: Callable[[str, dict[str, Any]], None] = lambda path, event: None  # is told every event with the leaf's path
 
     @cached_property
     def leaves(self) -> dict[str, Leaf]:
@@ -73,15 +75,6 @@ class Field:
     def store(self) -> MemberStore:
         """The members of the run in its folder."""
         return MemberStore(self.storage.folder / "members", run=run_of(self.plan))
-
-
-@dataclass(frozen=True)
-class Plot:
-    """The leaves of one run that are to be trained, in plan order; `hear` is told every event, with the leaf's path."""
-
-    field: Field
-    waiting: list[Leaf]
-    hear: Callable[[str, dict[str, Any]], None]
 
 
 def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:

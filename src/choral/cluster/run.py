@@ -18,7 +18,6 @@ from choral.callbacks import one_of
 from choral.cluster.leaf import (
     Field,
     Manifest,
-    Plot,
     admitted,
     leaves_of,
     read_manifest,
@@ -211,22 +210,22 @@ def carry_out_leaves(
     publish(storage, overwrite=on_existing == "overwrite")
     field = Field(storage, None, plan, call, job)
     with closing(Log(storage.folder / "log.jsonl", listener)) as log:
-        plot = _plot_of(field, log)
+        field = _waiting(field, log)
         failed: dict[str, str] = {}
-        for leaf in plot.waiting:
+        for leaf in field.waiting:
             if leaf.after in failed:
                 failed[leaf.path] = ""
                 continue
             try:
-                train_leaf(field, leaf.path, lambda event, path=leaf.path: plot.hear(path, event))  # type: ignore[misc]
+                train_leaf(field, leaf.path, lambda event, path=leaf.path: field.hear(path, event))  # type: ignore[misc]
             except ChoralError as error:
                 failed[leaf.path] = str(error)
-        _refuse([plot], failed)
+        _refuse([field], failed)
     return _conclude(field, started=started)
 
 
-def _plot_of(field: Field, log: Log) -> Plot:
-    """Return the leaves that are not trained yet, or of which something is lost; counts of all leaves are added up."""
+def _waiting(field: Field, log: Log) -> Field:
+    """Return the field with the leaves that are not trained yet, or of which something is lost; counts of all leaves are added up."""
     log.rewind(0)
     counted: dict[str, dict[str, float]] = {}
     waiting: list[Leaf] = []
@@ -245,7 +244,7 @@ def _plot_of(field: Field, log: Log) -> Plot:
             waiting.append(leaf)
         else:
             counted[leaf.path] = manifest.counted
-    return Plot(field, waiting, hear)
+    return replace(field, waiting=waiting, hear=hear)
 
 
 def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -256,13 +255,13 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
     return dict(found)
 
 
-def _refuse(plots: Sequence[Plot], failed: dict[str, str]) -> None:
+def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
     """Raise RunError if leaves could not be trained; the first reason is told whole."""
     if not failed:
         return
     reason = next(why for why in failed.values() if why)
-    count = sum(len(plot.field.leaves) for plot in plots)
-    where = ", ".join(plot.field.storage.where for plot in plots)
+    count = sum(len(field.leaves) for field in fields)
+    where = ", ".join(field.storage.where for field in fields)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
     raise RunError(
         f"{reason.rstrip('.')}{more}. All that is trained is kept in {where}; the same command continues from there."
@@ -341,7 +340,7 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
     """Train the leaves of runs side by side on a cluster; RunError names those that could not be."""
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(cluster.connected())
-        plots: list[Plot] = []
+        fields: list[Field] = []
         for call, run_dir, listener, on_existing in asked:
             if call.compute.threads is None:
                 call = replace(call, compute=replace(call.compute, threads=max(1, int(cluster.cpus))))
@@ -353,5 +352,5 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
             if "leaves" in plan:  # else one process has trained it
                 log = stack.enter_context(closing(Log(storage.folder / "log.jsonl", listener)))
                 run_dir = run_dir if is_far(run_dir) else Path(run_dir).resolve()
-                plots.append(_plot_of(Field(storage, run_dir, plan, call, job), log))
-        _refuse(plots, workers.train(plots))
+                fields.append(_waiting(Field(storage, run_dir, plan, call, job), log))
+        _refuse(fields, workers.train(fields))
