@@ -183,8 +183,7 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
         run.ledger.failed = dict(failed)
         run.begin()
         if run.snapshot is not None:
-            lost = store.lost(max(leaf.members, default=-1) + 1)
-            run.mend(lost, until=run.snapshot.position, failed=run.snapshot.failed)
+            run.mend(store.lost(max(leaf.members, default=-1) + 1))
         run.train()
     state = None
     if leaf.is_parent:

@@ -262,14 +262,14 @@ def inspect_training(
     link: str,
 ) -> Findings:
     """Run a copy of the joint network on so many first rows as training will; raise what would fail or train something else without a word."""
-    trial = _Trial(network, structure, loss, training=rows > 0 or isinstance(network, Joint))
+    trial = _Trial(network, structure, loss, training=rows > 0)
     generators, held = global_states(), attributes(trial.network)
     buffers = {n: b.clone() for n, b in trial.network.named_buffers()}
     try:
         value = trial.call()
         _refuse_past(trial, plain)
-        if isinstance(trial.network, Joint):
-            refuse_mixed(trial.network, structure.unfold(trial.outputs), trial.inputs, list(trial.running.called))
+        if trial.joint is not None:
+            refuse_mixed(trial.joint, structure.unfold(trial.outputs), trial.inputs, list(trial.running.called))
         if rows:
             named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
             if named.isdisjoint(map(id, parameters_of(value))):
@@ -318,15 +318,17 @@ class _Trial:
     """A copy of a joint network, and what its last call showed."""
 
     def __init__(self, network: nn.Module, structure: Structure, loss: _Loss, *, training: bool):
-        self.network, self.structure, self._loss = copy.deepcopy(network).train(training), structure, loss
+        self.network, self.structure, self._loss = copy.deepcopy(network), structure, loss
+        self.joint = self.network if isinstance(self.network, Joint) else None
+        self.network.train(training or self.joint is not None)
         self.trained = {name for name, p in network.named_parameters() if p.requires_grad}
         self.layers = {n: m for n, m in self.network.named_modules() if n and structure.converts and _is_ours(m)}
         self.inputs: list[Tensor] = []  # what members read, where each has inputs of its own
         self.outputs: Any = None
         self.past = set[str]()  # layers whose weights were read past their call
         self._hooks: list[RemovableHandle] = []
-        if isinstance(self.network, Joint):
-            stacked_of(self.network)
+        if self.joint is not None:
+            stacked_of(self.joint)
 
     def call(self) -> Tensor:
         """Return the loss of the first rows; the same draws in every call. No module may run again in the backward pass."""
@@ -342,7 +344,7 @@ class _Trial:
         return value
 
     def _run(self, ready: Batch) -> Any:
-        if isinstance(self.network, Joint) and self.network.own_inputs:
+        if self.joint is not None and self.joint.own_inputs:
             ready = batches.mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), ready)
             self.inputs = [leaf for leaf in batches.leaves(ready) if leaf.requires_grad]
         self.outputs = self.network(ready)
@@ -390,8 +392,8 @@ def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
         return InputError(
             f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) for both."
         )
-    if rows != 1 and trial.outputs is None and isinstance(trial.network, Joint):
-        return why_not_run(trial.network, error)
+    if rows != 1 and trial.outputs is None and trial.joint is not None:
+        return why_not_run(trial.joint, error)
     if rows != 1 and trial.outputs is None and trial.structure.converts:
         return _why_not_converted(trial.structure, trial.running, error)
     advice = "give data and a loss that fit its outputs."

@@ -6,7 +6,7 @@ a checkpoint needs only the position and the states that later phases continue f
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -183,8 +183,9 @@ class Run:
         self.train()
         self.refuse_lost()
 
-    def mend(self, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
-        """Train lost members again, to the same bytes, that were collected before a position and whose branches did not fail; counts and log stay."""
+    def mend(self, lost: Mapping[int, str]) -> None:
+        """Train lost members again, to the same bytes, that were collected before the checkpoint at hand, if there is one; counts and log stay."""
+        until, gone = (math.inf, []) if self.snapshot is None else (self.snapshot.position, list(self.snapshot.failed))
         steps = [(leaf, phase, suffix) for leaf in self.leaves for phase, suffix in leaf.steps]
         places = {
             self.member_of[place + suffix]: place + suffix
@@ -192,7 +193,6 @@ class Run:
             if isinstance(phase, Collect) and position < until
             for place in leaf.branches
         }
-        gone = list(failed)
         wanted = {n: p for n, p in places.items() if n in lost and not any(place.holds(p) for place in gone)}
         for number in wanted:
             message = f"member {number} is lost ({lost[number]}); training it again from the start of its branch"
@@ -416,7 +416,12 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
         run.execute()
         return parts.agreed(costs_of(run, started))
     finished, costs, lost = stands
-    _hand_out(run, [number for number in range(count) if number not in lost], costs)
+    # processes without the folder get the members that are there, so that each returns the whole ensemble
+    present = costs.get("kept", [number for number in range(count) if number not in lost])
+    for number in present if parts.size > 1 else ():
+        state = parts.agreed(run.store.get(number) if parts.writes else None)
+        if state is not None and not parts.writes:
+            run.store.put(number, state)
     added = plan.get("extended")
     if finished:
         run.mend(lost)
@@ -426,7 +431,7 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
         if added is None or parts.agreed(bool(run.checkpoints)):
             run.begin()
         if run.snapshot is not None:
-            run.mend(lost, until=run.snapshot.position, failed=run.snapshot.failed)
+            run.mend(lost)
         run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
     if not costs:
         if not run.ledger.counted["epochs"]:
@@ -456,15 +461,6 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple
         said = f"{folder} was begun with {begun} and continues with {now}"
         warn(f"{said}; members agree with an unbroken run to rounding, not bit for bit.")
     return finished or not (lost or run.checkpoints), costs, lost
-
-
-def _hand_out(run: Run, present: list[int], costs: dict[str, Any]) -> None:
-    """Give the members that are there to processes without the folder, so that each returns the whole ensemble."""
-    parts = run.task.parts
-    for number in costs.get("kept", present) if parts.size > 1 else ():
-        state = parts.agreed(run.store.get(number) if parts.writes else None)
-        if state is not None and not parts.writes:
-            run.store.put(number, state)
 
 
 def kept_costs(folder: Path, log: Log) -> dict[str, Any]:

@@ -148,7 +148,8 @@ class Validation:
         weights = None if self.weights is None else self.weights[:8]
         prediction = self._prediction(torch.zeros(shape), self._read[:8], weights)
         targets = prediction.targets(few)
-        self.measure(prediction, targets, weights)
+        if self.measure != Measure.of(prediction.score):  # which every prediction has
+            self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
             said = f"validation has weights, but the measure {self.measure.name!r} is no mean over points"
             warn(f"{said} and is taken without them; measure 'nll' or another mean for a weighted one.")
