@@ -313,10 +313,8 @@ class Epochs:
         self._unmeasured = set[Place]()  # whose measure was NaN
         self._first = dict[Place, State]()  # what networks that are chosen among began the phase with
 
-    def execute(
-        self, begin: int, due: Callable[[], bool], finished: Callable[[int], None], late: Callable[[int], None]
-    ) -> None:
-        """Train to the end, or until all have stopped; states are set when `finished` is called with the epochs done, if `due`, and when `late` is."""
+    def execute(self, begin: int, save: Callable[[int], None]) -> None:
+        """Train to the end, or until all have stopped; states are set when `save` is called with the epochs done."""
         if begin == 0:
             self._begin()
         if not self.phase.epochs or (begin == 0 and self.run.is_late):
@@ -334,14 +332,14 @@ class Epochs:
                     self._stop(epoch + 1, "selection")
                 if self.run.is_late and self._going():
                     self._take_out()
-                    late(epoch + 1)
+                    save(epoch + 1)
                     self._stop(epoch + 1, "time_limit")
             if not self._going():
                 break
             self._leave()
-            if epoch + 1 < self.phase.epochs and due():
+            if epoch + 1 < self.phase.epochs and self.run.is_due:
                 self._take_out()
-                finished(epoch + 1)
+                save(epoch + 1)
         self._take_out()
         self._end()
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,8 @@ class Run:
             # else the branch that was trained then is there, and was passed over
             done = self.snapshot.epoch if self.position - 1 == self.skip_to else 0
             self.snapshot = None
-        self._keep_late(stack, self.position - 1, done)
+        if self.is_late:
+            self._save(stack, self.position - 1, done)
         return [branch for branch in stack.branches if not self.ledger.is_lost(branch)], done
 
     def _sound(self, stack: Stack, suffix: Place) -> list[Branch]:
@@ -268,8 +270,7 @@ class Run:
     def _end(self, stack: Stack) -> Stack:
         """Leave a phase."""
         if self.position > self.skip_to and self._is_wanted(stack):
-            stack.version = (self.position, 0)
-            self._checkpoint(stack, self.position, 0)
+            self._save(stack, self.position, 0)
         return stack
 
     def _act(self, phase: Starter | Operator, suffix: Place, stack: Stack) -> Stack:
@@ -326,18 +327,11 @@ class Run:
             before = number * phase.epochs
             if begin - before >= phase.epochs and phase.epochs:
                 continue
-
-            def finished(epoch: int, before: int = before) -> None:
-                stack.version = (position, before + epoch)
-                self._checkpoint(stack, *stack.version)
-
-            def late(epoch: int, before: int = before) -> None:
-                self._keep_late(stack, position, before + epoch)
-
-            if number:
-                late(max(begin - before, 0))
+            if number and self.is_late:
+                self._save(stack, position, max(begin, before))
             epochs = Epochs(self, phase, some, suffix, apart=self.job.is_together and self.apart)
-            epochs.execute(max(begin - before, 0), self._checkpoint_due, finished, late)
+            save = partial(self._save, stack, position, before=before)
+            epochs.execute(max(begin - before, 0), save)
         return self._end(stack)
 
     def _is_wanted(self, stack: Stack) -> bool:
@@ -358,27 +352,24 @@ class Run:
                     branch.state, branch.is_new = parent.state, parent.is_new
             one.version = (self.snapshot.position, self.snapshot.epoch)
 
-    def _keep_late(self, stack: Stack, position: int, epoch: int) -> None:
-        """Take the last checkpoint once the time limit is reached: from there a call with more time continues."""
-        if self.is_late and not self._is_winding_up:
-            stack.version = max(stack.version, (position, epoch))
-            self._checkpoint(stack, position, epoch, due=True)
-            self._is_winding_up = True
-
-    def _checkpoint(self, stack: Stack, position: int, epoch: int, *, due: bool = False) -> None:
-        if self.checkpoints is None or self._is_winding_up or not (due or self._checkpoint_due()):
+    def _save(self, stack: Stack, position: int, epoch: int, *, before: int = 0) -> None:
+        """Take a checkpoint if it is time, and a last one once the time limit is reached: from there a call with more time continues."""
+        now, late = (position, before + epoch), self.is_late
+        stack.version = max(stack.version, now)
+        if self.checkpoints is None or self._is_winding_up or not (late or self.is_due):
             return
-        started = time.monotonic()
-        held = self.ledger
-        missing = self.store.missing(len(self.member_of)) if due else []
-        whole = [n for n in self.member_of.values() if n not in missing] if due else None
-        now = Snapshot(position, epoch, held.failed, held.counted, held.stopped, self.log.sync(), whole)
-        self.checkpoints.save([*self.open.values(), stack], now)
+        self._is_winding_up = late
+        started, held = time.monotonic(), self.ledger
+        missing = self.store.missing(len(self.member_of)) if late else []
+        whole = [n for n in self.member_of.values() if n not in missing] if late else None
+        reached = Snapshot(*now, held.failed, held.counted, held.stopped, self.log.sync(), whole)
+        self.checkpoints.save([*self.open.values(), stack], reached)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 
-    def _checkpoint_due(self) -> bool:
-        """Return whether it is time: after the seconds asked for, and long enough to repay the last one."""
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint: after the seconds asked for, and long enough to repay the last one."""
         seconds = self.job.compute.checkpoint_seconds
         wait = max(seconds, self._save_seconds / _SHARE) if seconds else 0.0
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
