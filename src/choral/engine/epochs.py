@@ -387,7 +387,7 @@ class Epochs:
         return [b for b in self.branches if b.goes_on and not self.run.ledger.is_lost(b)]
 
     def _epoch(self, epoch: int) -> None:
-        """Train one epoch, and tell everybody who wants to know."""
+        """Train one epoch, count it, validate, and log it."""
         started, trained = time.perf_counter(), [b for b in self.branches if b.goes_on]
         losses: dict[Place, float] = {}
         for group in self.groups:
@@ -398,10 +398,10 @@ class Epochs:
             if len(self.groups) > 1:
                 group.take_out()
         seconds = self.run.task.parts.agreed(time.perf_counter() - started)
-        one, count = self.groups[0], len(trained)
+        one, count, ledger = self.groups[0], len(trained), self.run.ledger
         flops = sum(self.run.flops.train(branch.state) for branch in trained) * one.seen
         amounts = {"epochs": count, "steps": one.per_epoch * count, "points": one.seen * count, "train_flops": flops}
-        self.run.ledger.count(**amounts, train_seconds=seconds)
+        ledger.count(**amounts, train_seconds=seconds)
         if self._selects:
             self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
             trained = [b for b in trained if b.goes_on]
@@ -410,20 +410,6 @@ class Epochs:
         if stop is None or self._selects or (epoch + 1) % stop.every == 0 or epoch + 1 == self.phase.epochs:
             values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
         trained = [b for b in trained if b.goes_on]
-        self._tell(epoch, trained, losses, values, seconds)
-        self.run.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
-        for branch in trained:
-            branch.is_new = True
-
-    def _tell(
-        self,
-        epoch: int,
-        trained: Sequence[Branch],
-        losses: dict[Place, float],
-        values: dict[Place, float],
-        seconds: float,
-    ) -> None:
-        group, ledger = self.groups[0], self.run.ledger
         about: dict[str, Any] = {}
         if self.gated:
             self._take_out()
@@ -437,11 +423,14 @@ class Epochs:
             epoch=epoch + 1,
             epochs=self.phase.epochs,
             losses=[losses[branch.place] for branch in trained],
-            rate=self.phase.schedule.rate(epoch * group.per_epoch, group.steps),
+            rate=self.phase.schedule.rate(epoch * one.per_epoch, one.steps),
             seconds=seconds,
             counted=dict(ledger.counted),
             **about,
         )
+        ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
+        for branch in trained:
+            branch.is_new = True
 
     def _validate(self, epoch: int, trained: Sequence[Branch]) -> dict[Place, float]:
         """Measure the networks on held-out points and note which are better than before."""

@@ -239,10 +239,7 @@ class Run:
         """Return a branch that begins at a place from the state of another; the forks that the place is in decide its settings."""
         variant = Variant()
         for node, begun_at in forks_to(self.plan, place):
-
-            def generator(name: str, words: tuple[int | str, ...] = begun_at.words) -> torch.Generator:
-                return rng.generator(self.seed, *words, "variant", name)
-
+            generator = partial(rng.generator, self.seed, *begun_at.words, "variant")
             variant = node.variant(begun_at.branch, generator).within(variant)
         return Branch(place, origin.state, origin.is_new, variant=variant)
 
