@@ -1,6 +1,7 @@
 """Train one phase of a group of branches, epoch by epoch: train, validate, count, and stop branches that are done.
 
-A group: branches of equal shapes that take their training steps together.
+A group: branches of equal shapes that take their training steps together. Operators, between and within phases, are lent a
+`BranchContext`: what they may know of the run at their place in the plan.
 """
 
 import math

@@ -53,7 +53,6 @@ MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json
 _BEGUN = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
 RUN_FILES = (*_BEGUN, *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
-_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept")
 
 
 @contextlib.contextmanager
@@ -157,8 +156,7 @@ def run_of(plan: dict[str, Any]) -> str:
 
 def read_costs(folder: Path) -> dict[str, Any]:
     """Return what a run cost, empty if nothing says it yet; RunError if the file is damaged."""
-    held = read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
-    return {name: held[name] for name in _COSTS if name in held}
+    return read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
 
 
 def keep_likelihood(folder: Path, run: str, likelihood: Likelihood) -> None:
