@@ -19,11 +19,11 @@ import torch.nn.functional as F
 
 from choral import Compute, models
 from choral.data.sources import TensorSource
+from choral.engine.checkpoint import MemberStore
 from choral.engine.events import Log
 from choral.engine.flops import Flops
 from choral.engine.job import Job
 from choral.engine.run import Run, cut
-from choral.engine.store import MemberStore
 from choral.engine.task import make_task
 from choral.engine.validation import Rules
 from choral.fit import fit

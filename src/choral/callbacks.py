@@ -27,8 +27,6 @@ def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
     """Return one function that calls all given callbacks, or None without any."""
     if listeners is None or callable(listeners):
         return listeners
-    if not isinstance(listeners, Sequence) or not all(map(callable, listeners)):
-        raise InputError(f"callbacks is {listeners!r}; give a function of an event, or a list of such functions.")
     several = tuple(listeners)
 
     def hear(event: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from choral.base.errors import InputError, RunError, unknown_argument, warn
 from choral.base.types import Build, Builds
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
+from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import Compute, OnExisting, Store, is_far, using
 from choral.engine.events import Callback
 from choral.engine.files import sha256
@@ -25,11 +26,9 @@ from choral.engine.folder import claimed, run_of, settle
 from choral.engine.job import Call, Job, call_of, in_agreement
 from choral.engine.parallel import Parts, parts_of
 from choral.engine.run import carry_out
-from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
-from choral.ensemble import saving
 from choral.ensemble.ensemble import Ensemble, said_of
-from choral.ensemble.held_out import read_folds, settle_folds, settle_noise, warn_if_constant
+from choral.ensemble.held_out import chosen, read_folds, settle_folds, settle_noise, warn_if_constant
 from choral.ensemble.saving import load_file, load_folder
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
@@ -148,7 +147,7 @@ def train(
 
         asked = {"time_limit": limit, "on_existing": on_existing if on_existing == "extend" else None}
         check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
-        call = replace(call, options=call.options | {"compute": replace(compute, cluster=None)})
+        call = replace(call, compute=replace(compute, cluster=None))
         with watched(call.recipe, callbacks, progress) as hear:
             train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
         callbacks, progress, on_existing = None, False, "resume"  # all is trained; what follows puts it together
@@ -195,8 +194,8 @@ def _put_together(
     call: Call, job: Job, store: MemberStore, costs: dict[str, Any], folder: Path | None, plan: dict[str, Any]
 ) -> Ensemble:
     """Return the ensemble of what was trained, with what is estimated on its residuals."""
-    held, count, weights = saving.chosen(store, costs["networks"], job.recipe)
-    folded = call["cv"] is not None
+    held, count, weights = chosen(store, costs["networks"], job.recipe)
+    folded = call.cv is not None
     if job.validation is not None and not folded:
         costs = costs | {"validation_rows": job.judged_on.points}
     ensemble = Ensemble(
@@ -207,12 +206,12 @@ def _put_together(
         count,
         inputs=job.task.transforms,
         interface=job.task.blueprint.interface,
-        table=call["table"],
+        table=call.table,
         info=costs,
         posthoc=weights,
     )
     settle_on = settle_folds if folded else settle_noise
-    settle_on(ensemble, job.judged_on, folder, run=run_of(plan))
+    settle_on(ensemble, job.judged_on, folder, run="" if folder is None else run_of(plan))
     with using(call.compute.threads or plan["environment"]["threads"]):
         seen = job.source if folded else job.judged_on  # folds keep targets as they are in the data
         warn_if_constant(ensemble, seen, held_out=job.validation is not None and not folded)

@@ -3,7 +3,7 @@
 import inspect
 
 import choral
-from choral.engine.job import OPTIONS
+from choral.engine.job import OPTIONS, Call
 
 HERE = {  # of the call that puts a run together, not of its members
     "build", "data", "recipe", "run_dir", "callbacks", "progress", "on_existing", "device",
@@ -13,4 +13,4 @@ HERE = {  # of the call that puts a run together, not of its members
 def test_every_argument_of_fit_that_decides_members_is_one_of_leaves_too():
     taken = inspect.signature(choral.fit).parameters
     assert set(taken) - HERE == set(OPTIONS) - {"table"}
-    assert all(taken[name].default == usual for name, usual in OPTIONS.items() if name != "table")
+    assert all(taken[name].default == Call.__dataclass_fields__[name].default for name in OPTIONS if name != "table")

@@ -96,7 +96,7 @@ def test_a_new_branch_does_not_skip_the_epochs_of_another(tmp_path: Path, monkey
     whole = choral.fit(build, (X, Y), tuned(3), **ALONE)
     choral.fit(build, (X, Y), tuned(1), **call)
     due = [True]
-    monkeypatch.setattr(Run, "_checkpoint_due", lambda run: run.checkpoints is not None and due[0])
+    monkeypatch.setattr(Run, "is_due", property(lambda run: run.checkpoints is not None and due[0]))
 
     def listen(event: Any) -> None:
         if event["kind"] == "epoch" and event["places"][0].startswith("2/f1") and event["epoch"] == 3:

@@ -6,7 +6,7 @@ import torch
 from torch import distributions as d
 
 from choral.base.errors import InputError
-from choral.ensemble.corrections import correct, fit_corrections
+from choral.ensemble.ensemble import correct, fit_corrections
 from choral.objectives.likelihoods import (
     About,
     Bernoulli,

@@ -102,7 +102,7 @@ def test_every_chain_sees_its_own_noisy_targets_under_both_executors(chains):
     for a, b in zip(results["sequential"], results["vectorized"]):
         assert torch.allclose(a["weight"], b["weight"], atol=1e-6)
     from choral.base import rng
-    from choral.engine.context import order_of
+    from choral.engine.epochs import order_of
 
     for i, params in enumerate(results["sequential"]):
         with rng.seeded(5, f"f{i}", 0, "build"):

@@ -10,7 +10,7 @@ from torch import nn
 from choral import Compute, models
 from choral.base.errors import InputError
 from choral.compaction import compact
-from choral.engine.store import encode_member
+from choral.engine.checkpoint import encode_member
 from choral.fit import fit
 from choral.plan import SGD, Adam, AntiRandom, Collect, Hatch, Prune, Regrow, State, Train, fork, seq
 from choral.plan.walk import trainings

@@ -3,7 +3,7 @@ import torch
 from tests.networks import Text, generator, make
 from torch import nn
 
-from choral.base.names import matches
+from choral.base.text import matches
 from choral.layers.joint.layers import RankOneLayer
 from choral.structures import BatchEnsemble
 

@@ -1,12 +1,8 @@
 """Checks of arguments by annotation and by name, and the plain state of torch around public functions.
 
 `typed` checks every argument by its annotation and makes tensors of arrays; `guarded` checks plain annotations alone (numbers, words and
-tuples of them), leaves the rest to the function, and puts torch into its plain state. Values (`choral.base.values`) are checked in the same way
-when they are made. `RULES` holds what an annotation cannot say; an argument means the same wherever it occurs.
-
-What the caller has switched on in torch is switched off within choral, so that results are the same wherever a function is called: within an
-autocast every step would train on the rounded weights of the first, without gradients nothing is trained, and a default device would take
-the engine's tensors along. The default dtype stays: it decides the type of the networks a factory builds.
+tuples of them) and puts torch into its plain state, since an autocast, no_grad or default device of the caller's would change what is trained.
+Values (`choral.base.values`) are checked in the same way when they are made. `RULES` holds what an annotation cannot say.
 """
 
 import functools
@@ -64,6 +60,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "members": _COUNT,
     "draws": _COUNT,
     "stack": _COUNT,
+    "threads": _COUNT,
     "callbacks": (
         lambda value: callable(value) or (fits(value, Sequence[Any]) and all(map(callable, value))),
         "a function of an event, or a list of such functions",

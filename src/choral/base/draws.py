@@ -1,14 +1,11 @@
 """Random draws inside a forward pass, by counting instead of by state.
 
-A draw is a hash of (key, step, site, element): the n-th random call of a forward pass is site n. It needs no generator state, so it
-works under `torch.func.vmap` with one key per member and gives the same numbers under every executor, after a resume and on every
-device. Layers call `uniform`, `normal`, `integers` or `dropout`; within a `keyed` block these follow the key, outside of one they use
-torch's generator, so that layers also work in other training loops. Draws for each row of a batch say which axis is the batch
-(`rows`), so that a part of a batch (`Part`) draws what it would draw in the whole one; draws without it, such as weights, are the same
-for all parts. `keyed` also catches the random functions of torch in networks that are not ours.
+A draw is a hash of (key, step, site, element): the n-th random call of a forward pass is site n. So it needs no generator state and is
+the same under every executor and `vmap`, after a resume and on every device. Within a `keyed` block the functions here follow its key,
+and so do the random functions of torch; outside of one they use torch's generator. Draws for each row of a batch name the axis of the
+batch (`rows`), so that a part of a batch (`Part`) draws what it would draw in the whole one.
 
-The running stream and all else that a forward pass is told from outside (`Circumstances`) is one context variable: it is valid within a
-block of code, in the thread or asynchronous task that entered it.
+The running stream and all else that a forward pass is told from outside (`Circumstances`) is one context variable.
 """
 
 import inspect
@@ -164,12 +161,8 @@ class Kept:
     """Values drawn from parameters, kept from call to call by their sites, up to a number of bytes: a Bayesian MLP 3 x 512 predicts a row in a tenth."""
 
     def __init__(self, most: int):
-        self.most = most
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.bytes, self._held = 0, dict[Hashable, tuple[Tensor, int, Tensor, int]]()
+        self.most, self.bytes = most, 0
+        self._held = dict[Hashable, tuple[Tensor, int, Tensor, int]]()
 
     def value(self, stream: Stream, source: Parameter, make: Callable[[], Tensor]) -> Tensor:
         """Return what was drawn at this site from the same, unchanged parameter, or make it."""
@@ -319,10 +312,9 @@ def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
     stream, kept = now().stream, now().kept
     if stream is None:
         return make()
+    # mapped calls have many values, and a slice is another tensor each time
     if kept is not None and stream.by_number and isinstance(source, Parameter):
-        make = partial(
-            kept.value, stream, source, make
-        )  # mapped calls have many values, and a slice is another tensor each time
+        make = partial(kept.value, stream, source, make)
     if torch.is_grad_enabled():
         return make()
     if id(source) not in stream.values:

@@ -1,8 +1,7 @@
 """Seeds that come from a place: (root seed, path in the plan, purpose) -> key -> generator.
 
-No draw in choral uses a global generator. A key depends on the path alone, never on how many siblings there
-are or on who executes them, so branch 3 of 4 equals branch 3 of 40, sequential equals vectorized, and a resumed
-run equals an uninterrupted one. Draws made *inside* a forward pass are in `choral.base.draws`.
+No draw in choral uses a global generator. A key depends on the path alone, so branch 3 of 4 equals branch 3 of 40, and a resumed run
+equals an uninterrupted one. Draws made *inside* a forward pass are in `choral.base.draws`.
 """
 
 import hashlib

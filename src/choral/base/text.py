@@ -1,9 +1,12 @@
-"""Names, numbers and tables as they are shown to people."""
+"""Names, numbers and tables as they are shown to people, and the shell-style patterns by which people name layers and parameters."""
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
+
+from choral.base.errors import InputError, did_you_mean
 
 # Control characters, halves of surrogate pairs, what XML forbids, and characters that turn the direction of what follows.
 _UNSEEN = re.compile(
@@ -77,3 +80,23 @@ def html_table(rows: Sequence[Sequence[str]], caption: str, *, header: bool = Tr
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><caption>{html.escape(visible(caption))}</caption>{body}</table>"
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a name fits one of the patterns.
+
+    >>> matches("layer1.0.conv1", ("layer1.*",)), matches("fc.weight", ("*bias", "norm*"))
+    (True, False)
+    """
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def fitting(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str]:
+    """Return the names that fit the patterns of an option called `what`; InputError for a pattern that fits none."""
+    known = list(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise InputError(
+                f"{what}: nothing fits {pattern!r}; there are {', '.join(filter(None, known))}.{did_you_mean(pattern, known)}"
+            )
+    return [name for name in known if matches(name, patterns)]

@@ -1,9 +1,8 @@
 """Values: frozen, comparable, printable descriptions that turn into plain dicts and back.
 
-Everything a recipe is made of (phases, schedules, optimizers, structures, penalties) is a frozen dataclass that
-inherits from `Value`. The name of its class is its kind; only kinds defined in Python code can be read back, so a file
-never decides what code is imported. Functions of the user's are values too: they are known by a portrait, a digest of what
-they hold and do.
+Everything a recipe is made of is a frozen dataclass that inherits from `Value`. The name of its class is its kind; only kinds
+defined in Python code can be read back, so a file never decides what code is imported. Functions of the user's are values too, known by
+a portrait, a digest of what they hold and do.
 """
 
 import functools
@@ -45,8 +44,7 @@ class _Checked(ABCMeta):
             """Return a value of checked arguments."""
             args, kwargs = _of_python(args), _of_python(kwargs)
             name, hints = cls.__name__, _hints(cls.__name__)
-            given = bound(name, _signature(cls), args, kwargs).arguments
-            check_types(name, given, hints, is_plain)
+            check_types(name, bound(name, _signature(cls), args, kwargs).arguments, hints, is_plain)
             made = super().__call__(*args, **kwargs)
             check_types(name, vars(made), hints)
             return made
@@ -254,6 +252,24 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     bases = (base for base in type(module).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins"))
     hidden = "_" if any(map(_is_packaged, bases)) else "\0"
     return {k: v for k, v in sorted(vars(module).items()) if k not in _OF_TORCH and not k.startswith(hidden)}
+
+
+def attributes(network: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the numbers and words that a network's modules hold as attributes, also in lists and dicts, and copies of tensors, by name."""
+    plain, tensors = dict[str, str](), dict[str, Tensor]()
+    for name, module in network.named_modules():
+        for key, value in own_attributes(module).items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}.{key}".lstrip(".")] = value.detach().clone()
+            elif _is_plain(value):
+                plain[f"{name}.{key}".lstrip(".")] = repr(value)
+    return plain, tensors
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str | int | float | bool)
 
 
 def _is_packaged(kind: Any) -> bool:

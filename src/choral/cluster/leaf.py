@@ -1,12 +1,11 @@
 """Train one leaf: find its newest checkpoint, continue from it, write its members, then the manifest that names them.
 
 Doing so again does nothing. Checkpoints, members and the log are the engine's, in a folder of the leaf. Two processes at the same leaf
-write the same bytes; the checkpoint of either is one to continue from. A leaf is known by a key: the plan with its data and seed, how it
-was settled, and the leaf's path. A manifest or checkpoint with another key belongs to another run. A reader trusts what a manifest
-names with its SHA-256, and nothing else.
+write the same bytes. A leaf is known by a key: the settled plan and the leaf's path. A manifest or checkpoint with another key belongs to
+another run, and readers trust only files that a manifest names with their SHA-256.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +17,12 @@ from choral.cluster.storage import Storage
 from choral.engine.checkpoint import (
     Branch,
     Checkpoints,
+    MemberStore,
     Stack,
     Watch,
     failed_from,
     failed_list,
+    file_name,
     pack_branches,
     unpack_branches,
 )
@@ -32,7 +33,6 @@ from choral.engine.folder import check_same, environment, run_of
 from choral.engine.identity import identity_of
 from choral.engine.job import Call, Job
 from choral.engine.run import Leaf, Run, cut
-from choral.engine.store import MemberStore, file_name
 from choral.plan.walk import Place
 from choral.recipes.recipe import Recipe
 
@@ -63,6 +63,8 @@ class Field:
     plan: dict[str, Any]
     call: Call  # the arguments of the run, for another process to understand
     job: Job  # what is trained, understood in this process
+    waiting: Sequence[Leaf] = ()  # leaves that are to be trained, in plan order
+    hear: Callable[[str, dict[str, Any]], None] = lambda path, event: None  # is told every event with the leaf's path
 
     @cached_property
     def leaves(self) -> dict[str, Leaf]:
@@ -73,15 +75,6 @@ class Field:
     def store(self) -> MemberStore:
         """The members of the run in its folder."""
         return MemberStore(self.storage.folder / "members", run=run_of(self.plan))
-
-
-@dataclass(frozen=True)
-class Plot:
-    """The leaves of one run that are to be trained, in plan order; `hear` is told every event, with the leaf's path."""
-
-    field: Field
-    waiting: list[Leaf]
-    hear: Callable[[str, dict[str, Any]], None]
 
 
 def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:
@@ -190,8 +183,7 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
         run.ledger.failed = dict(failed)
         run.begin()
         if run.snapshot is not None:
-            lost = store.lost(max(leaf.members, default=-1) + 1)
-            run.mend(lost, until=run.snapshot.position, failed=run.snapshot.failed)
+            run.mend(store.lost(max(leaf.members, default=-1) + 1))
         run.train()
     state = None
     if leaf.is_parent:

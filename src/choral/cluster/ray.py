@@ -10,23 +10,22 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from choral.base.arguments import is_number, is_whole
-from choral.base.errors import ChoralError, InputError, RunError, first_line, warn
-from choral.base.values import Value
-from choral.cluster.leaf import Field, Plot, admitted, key_of, leaves_of, train_leaf
+from choral.base.errors import ChoralError, RunError, first_line, needed, warn
+from choral.cluster.leaf import Field, admitted, key_of, leaves_of, train_leaf
 from choral.cluster.storage import storage_of
 from choral.engine.events import events_in
 from choral.engine.folder import read_plan
 from choral.engine.run import Leaf
+from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
 
 _PAUSE = 0.5  # seconds between two looks at what is done
 _SHARE = 20  # listening takes one part in so many of the time, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ray(Value):
+class Ray(Limited):
     """A Ray cluster that trains the leaves of a run.
 
     Args:
@@ -40,27 +39,20 @@ class Ray(Value):
     Ray(address=None, cpus=2, gpus=0, retries=50, options={})
     """
 
+    limits: ClassVar[Limits] = {"cpus": POSITIVE, "gpus": NOT_NEGATIVE, "retries": NOT_NEGATIVE}
+
     address: str | None = None
     cpus: float = 1
     gpus: float = 0
     retries: int = 50
     options: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not is_number(self.cpus, 0) or not self.cpus > 0 or not is_number(self.gpus, 0):
-            raise InputError(f"Ray: cpus is {self.cpus!r}, gpus is {self.gpus!r}; give more than 0 and 0 or more.")
-        if not is_whole(self.retries, 0):
-            raise InputError(f"Ray: retries is {self.retries!r}; give a whole number of 0 or more.")
-
     @contextlib.contextmanager
     def connected(self) -> Iterator["RayWorkers"]:
         """Yield the workers of the cluster; one that was started or joined here is left at the end."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                import ray
-        except ImportError as error:
-            raise InputError("cluster=choral.Ray() needs ray; install it: pip install 'choral[ray]'.") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray = needed("ray", "ray")
         ours = not ray.is_initialized()
         if ours:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -112,21 +104,21 @@ class RayWorkers:
             raise RunError(f"{wants}; give fewer (choral.Ray(cpus=..., gpus=...)), or another cluster.")
         warn(f"{wants}; waiting for one that joins.")
 
-    def train(self, plots: Sequence[Plot]) -> dict[str, str]:
+    def train(self, fields: Sequence[Field]) -> dict[str, str]:
         """Train leaves side by side, each after the one it continues from; return those that could not be, each with the reason."""
-        ray, tasks = self.ray, dict[Any, tuple[Plot, Leaf]]()
+        ray, tasks = self.ray, dict[Any, tuple[Field, Leaf]]()
         how = {"num_cpus": self.cluster.cpus, "num_gpus": self.cluster.gpus, "max_retries": self.cluster.retries}
         remote = ray.remote(_train)
-        for plot in plots:
-            own, begun = plot.field, dict[str | None, Any]()
+        for own in fields:
+            begun = dict[str | None, Any]()
             # in a list, so that a worker fetches a call only if it does not have it
-            call = [ray.put(ray.cloudpickle.dumps(own.call))] if plot.waiting else []
-            for leaf in plot.waiting:
+            call = [ray.put(ray.cloudpickle.dumps(own.call))] if own.waiting else []
+            for leaf in own.waiting:
                 task = remote.options(name=f"{own.call.recipe.name} {leaf.path}", retry_exceptions=False, **how)
                 what = own.run_dir, leaf.path, key_of(own.plan, leaf)
                 begun[leaf.path] = task.remote(call, *what, begun.get(leaf.after))  # which Ray waits for
-                tasks[begun[leaf.path]] = plot, leaf
-        ears, left, failed = [Ear(plot) for plot in plots], list(tasks), dict[Any, str]()
+                tasks[begun[leaf.path]] = own, leaf
+        ears, left, failed = [Ear(field) for field in fields], list(tasks), dict[Any, str]()
         try:
             while left:
                 done, left = ray.wait(left, num_returns=len(left), timeout=_PAUSE, fetch_local=False)
@@ -140,8 +132,8 @@ class RayWorkers:
             raise
         lost = {(id(tasks[ref][0]), tasks[ref][1].path) for ref in failed}
         return {
-            f"{plot.field.run_dir} {leaf.path}": "" if (id(plot), leaf.after) in lost else failed[ref]
-            for ref, (plot, leaf) in tasks.items()
+            f"{own.run_dir} {leaf.path}": "" if (id(own), leaf.after) in lost else failed[ref]
+            for ref, (own, leaf) in tasks.items()
             if ref in failed
         }
 
@@ -162,9 +154,9 @@ class RayWorkers:
 class Ear:
     """Hears the events of leaves that other processes train, from the logs they write."""
 
-    def __init__(self, plot: Plot):
-        self.storage, self.hear = plot.field.storage, plot.hear
-        self._logs = {f"{leaf.folder}/log.jsonl": leaf.path for leaf in plot.waiting}
+    def __init__(self, field: Field):
+        self.storage, self.hear = field.storage, field.hear
+        self._logs = {f"{leaf.folder}/log.jsonl": leaf.path for leaf in field.waiting}
         self._read = {name: len(self._data(name)) for name in self._logs}  # bytes of each that were heard
         self._next = 0.0
 

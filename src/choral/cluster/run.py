@@ -18,7 +18,6 @@ from choral.callbacks import one_of
 from choral.cluster.leaf import (
     Field,
     Manifest,
-    Plot,
     admitted,
     leaves_of,
     read_manifest,
@@ -28,14 +27,13 @@ from choral.cluster.leaf import (
 )
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
+from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import OnExisting, Store, is_far
 from choral.engine.events import Callback, Log, events_in
-from choral.engine.executor import WIDEST
 from choral.engine.files import write_bytes, write_json
 from choral.engine.folder import claimed, read_plan, settle
-from choral.engine.job import Call, Job, call_of
+from choral.engine.job import WIDEST, Call, Job, call_of
 from choral.engine.run import Leaf, Run, costs_of, kept_costs
-from choral.engine.store import MemberStore
 from choral.plan.phases import Fork, Phase
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe
@@ -79,7 +77,7 @@ def settle_leaves(
 ) -> dict[str, Any]:
     """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
     cut = cut_by(call.recipe.plan, stack, slots)
-    plan, _ = settle(folder, job, table=call["table"], on_existing=on_existing, cut=cut)
+    plan, _ = settle(folder, job, table=call.table, on_existing=on_existing, cut=cut)
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
@@ -212,22 +210,22 @@ def carry_out_leaves(
     publish(storage, overwrite=on_existing == "overwrite")
     field = Field(storage, None, plan, call, job)
     with closing(Log(storage.folder / "log.jsonl", listener)) as log:
-        plot = _plot_of(field, log)
+        field = _waiting(field, log)
         failed: dict[str, str] = {}
-        for leaf in plot.waiting:
+        for leaf in field.waiting:
             if leaf.after in failed:
                 failed[leaf.path] = ""
                 continue
             try:
-                train_leaf(field, leaf.path, lambda event, path=leaf.path: plot.hear(path, event))  # type: ignore[misc]
+                train_leaf(field, leaf.path, lambda event, path=leaf.path: field.hear(path, event))  # type: ignore[misc]
             except ChoralError as error:
                 failed[leaf.path] = str(error)
-        _refuse([plot], failed)
+        _refuse([field], failed)
     return _conclude(field, started=started)
 
 
-def _plot_of(field: Field, log: Log) -> Plot:
-    """Return the leaves that are not trained yet, or of which something is lost; counts of all leaves are added up."""
+def _waiting(field: Field, log: Log) -> Field:
+    """Return the field with the leaves that are not trained yet, or of which something is lost; counts of all leaves are added up."""
     log.rewind(0)
     counted: dict[str, dict[str, float]] = {}
     waiting: list[Leaf] = []
@@ -246,7 +244,7 @@ def _plot_of(field: Field, log: Log) -> Plot:
             waiting.append(leaf)
         else:
             counted[leaf.path] = manifest.counted
-    return Plot(field, waiting, hear)
+    return replace(field, waiting=waiting, hear=hear)
 
 
 def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -257,13 +255,13 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
     return dict(found)
 
 
-def _refuse(plots: Sequence[Plot], failed: dict[str, str]) -> None:
+def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
     """Raise RunError if leaves could not be trained; the first reason is told whole."""
     if not failed:
         return
     reason = next(why for why in failed.values() if why)
-    count = sum(len(plot.field.leaves) for plot in plots)
-    where = ", ".join(plot.field.storage.where for plot in plots)
+    count = sum(len(field.leaves) for field in fields)
+    where = ", ".join(field.storage.where for field in fields)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
     raise RunError(
         f"{reason.rstrip('.')}{more}. All that is trained is kept in {where}; the same command continues from there."
@@ -342,11 +340,10 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
     """Train the leaves of runs side by side on a cluster; RunError names those that could not be."""
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(cluster.connected())
-        plots: list[Plot] = []
+        fields: list[Field] = []
         for call, run_dir, listener, on_existing in asked:
             if call.compute.threads is None:
-                compute = replace(call.compute, threads=max(1, int(cluster.cpus)))
-                call = replace(call, options=call.options | {"compute": compute})
+                call = replace(call, compute=replace(call.compute, threads=max(1, int(cluster.cpus))))
             storage = stack.enter_context(opened(run_dir))
             stack.enter_context(claimed(storage.folder))  # until all are trained
             job = call.job()
@@ -355,5 +352,5 @@ def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
             if "leaves" in plan:  # else one process has trained it
                 log = stack.enter_context(closing(Log(storage.folder / "log.jsonl", listener)))
                 run_dir = run_dir if is_far(run_dir) else Path(run_dir).resolve()
-                plots.append(_plot_of(Field(storage, run_dir, plan, call, job), log))
-        _refuse(plots, workers.train(plots))
+                fields.append(_waiting(Field(storage, run_dir, plan, call, job), log))
+        _refuse(fields, workers.train(fields))

@@ -1,8 +1,7 @@
 """Where a run is: a folder that all its processes see, or a URL that each of them mirrors in a folder.
 
-All else reads and writes that folder. `pull` and `push` copy files from and to the URL, through fsspec: whole reads, whole writes,
-listings and removals, each with a time limit and a few tries. Nothing is renamed or locked there. What a process wrote counts once a
-manifest names it with its SHA-256, and the manifest is written last.
+`pull` and `push` copy files from and to the URL, through fsspec: whole reads and writes, listings and removals, each with a time limit
+and a few tries. What a process wrote counts once a manifest names it with its SHA-256, and the manifest is written last.
 """
 
 import contextlib
@@ -13,15 +12,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from choral.base.errors import ChoralError, InputError, RunError, first_line
 from choral.engine.compute import Store, is_far
 from choral.engine.files import write_bytes
 from choral.engine.folder import RUN_FILES
 
-R = TypeVar("R")
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -112,55 +111,43 @@ class RemoteStorage(Storage):
     def remove(self, *names: str) -> None:
         """Remove files that are there."""
         for name in sorted(names, key=lambda name: not name.endswith("json")):  # what names others first
-            self._call(f"{name} cannot be removed", self._absent(self._system.rm_file, f"{self._root}/{name}"))
+            self._call(f"{name} cannot be removed", self._system.rm_file, f"{self._root}/{name}", missing=True)
             self._known.pop(name, None)
 
     def get(self, name: str) -> bytes | None:
         """Return the bytes of a file, None if there is none."""
-        return self._call(f"{name} cannot be read", self._absent(self._system.cat_file, f"{self._root}/{name}"))
+        return self._call(f"{name} cannot be read", self._system.cat_file, f"{self._root}/{name}", missing=True)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file."""
-        path = f"{self._root}/{name}"
 
-        def write() -> None:
+        def write(path: str) -> None:
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._system.pipe_file(path, data)
 
-        self._call(f"{name} cannot be written", write)
+        self._call(f"{name} cannot be written", write, f"{self._root}/{name}")
 
     def names(self, folder: str) -> list[str]:
         """Return the names of all files in a folder and below it."""
         self._system.invalidate_cache()
-        found = self._call(
-            f"{folder} cannot be listed", self._absent(self._system.find, f"{self._root}/{folder.rstrip('/')}")
-        )
+        place = f"{self._root}/{folder.rstrip('/')}"
+        found = self._call(f"{folder} cannot be listed", self._system.find, place, missing=True)
         start = len(self._root.lstrip("/")) + 1
         return sorted(path.lstrip("/")[start:] for path in found or ())
 
-    @staticmethod
-    def _absent(act: Callable[[str], Any], path: str) -> Callable[[], Any]:
-        """Return a call that gives None for a file that is not there."""
-
-        def call() -> Any:
-            try:
-                return act(path)
-            except _MISSING:
-                return None
-
-        return call
-
-    def _call(self, what: str, act: Callable[[], R]) -> R:
-        """Return what a call gives; tried again if it fails or does not answer in time, then RunError."""
+    def _call(self, what: str, act: Callable[..., Any], *args: Any, missing: bool = False) -> Any:
+        """Return what a call gives, None if a file is not there and may be `missing`; tried again if it fails or does not answer in time, then RunError."""
         error: Exception | None = None
         for number in range(self.store.tries):
             if number:
                 time.sleep(min(0.05 * 4**number, 5.0))
             try:
-                return _answer(act, self.store.timeout_seconds)
+                return _answer(act, args, self.store.timeout_seconds)
             except InputError:
                 raise
             except Exception as failed:  # a file system of anybody's may fail in any way
+                if missing and isinstance(failed, _MISSING):
+                    return None
                 error = failed
         assert error is not None
         raise RunError(
@@ -174,25 +161,20 @@ def _stamp(path: Path) -> tuple[int, int]:
     return about.st_mtime_ns, about.st_size
 
 
-def _answer(act: Callable[[], R], seconds: float) -> R:
+def _answer(act: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
     """Return what a call gives; TimeoutError if it takes longer than some seconds, and it is left to itself."""
-    results: list[R] = []
-    errors: list[Exception] = []
+    found = Future[Any]()
 
     def run() -> None:
         try:
-            results.append(act())
+            found.set_result(act(*args))
         except Exception as error:  # raised again by whoever waits
-            errors.append(error)
+            found.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)  # the process ends without it
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, daemon=True).start()  # the process ends without it
+    if not wait([found], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    return found.result()
 
 
 def storage_of(run_dir: Any) -> Storage:

@@ -103,7 +103,6 @@ class Blueprint:
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
             self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
         self._build, self._built = build, built
-        self._spec: tuple[dict[str, Any] | None, ...] = () if built is None else (models.spec_of(built),)
         self._skeletons: dict[str, nn.Module] = {}
 
     def plain(self, *, kept: bool = False) -> nn.Module:
@@ -159,11 +158,9 @@ class Blueprint:
     def spec(self) -> dict[str, Any] | list[dict[str, Any]] | None:
         """Return the name and arguments by which choral's own zoo builds the plain network, of each if there are several; None for others."""
         with rng.seeded(0, "spec"):
-            if len(self._builds) == 1:
-                return self._spec[0] if self._spec else models.spec_of(self.plain())
-            found = [models.spec_of(bare(build)) for build in self._builds]
-        known = [spec for spec in found if spec is not None]
-        return known if len(known) == len(found) else None
+            networks = [self._built or self.plain(), *map(bare, self._builds[1:])]
+        known = [spec for spec in map(models.spec_of, networks) if spec is not None]
+        return None if len(known) < len(networks) else known[0] if len(known) == 1 else known
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the plain networks compute from their weights, as far as Python shows it."""

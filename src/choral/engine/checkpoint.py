@@ -1,21 +1,23 @@
-"""Checkpoints: where a run stands, so that the same call continues from there.
+"""What a run keeps: checkpoints, from which the same call continues, and members, in files or in memory.
 
-A plan is walked in a fixed order; a checkpoint says how many leaf phases are done, how many epochs of the running one,
-and holds the state of every open stack: the one being worked on and the fork parents above it. Each stack is one
-safetensors file, written again only when it changed. The two newest manifests are kept; each lists the checksums of its
-files, so a damaged one is noticed and the one before is used.
+A checkpoint is a manifest: how many phases of the plan are done, how many epochs of the running one, and the files of all open
+stacks (the running one and the fork parents above it) with their checksums. A file is written again only if its stack changed. The two
+newest manifests are kept; if one is damaged, the one before is used.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from choral.base.errors import RunError
 from choral.engine.files import (
     Part,
     pack_parts,
+    pack_tensors,
     read_checked,
     read_json,
     sha256,
@@ -23,6 +25,8 @@ from choral.engine.files import (
     write_bytes,
     write_json,
 )
+from choral.plan.early_stopping import SHARE
+from choral.plan.sparse import MASK
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
@@ -143,55 +147,54 @@ class Checkpoints:
     folder: Path
     changed: Callable[[], None] | None = None  # called after every change
     messages: list[str] = field(default_factory=list)
-    _whole: dict[str, str] = field(default_factory=dict)  # files known to be whole, with their checksums
-    _trusted: list[Path] = field(default_factory=list)  # manifests known to be whole, oldest first
+    _trusted: dict[str, dict[str, str]] = field(default_factory=dict)  # manifests, oldest first: files and checksums
 
-    def _manifests(self) -> list[Path]:
-        """Return our own manifests, oldest first; other names (copies a sync service made) are nobody's."""
-        found = [p for p in self.folder.glob("manifest-*.json") if _MANIFEST.fullmatch(p.name)]
-        return sorted(found, key=lambda p: int(p.stem.split("-")[1]))
+    def _manifests(self) -> dict[int, Path]:
+        """Return our own manifests by number, oldest first; other names (copies a sync service made) are nobody's."""
+        found = {
+            int(p.stem.split("-")[1]): p for p in self.folder.glob("manifest-*.json") if _MANIFEST.fullmatch(p.name)
+        }
+        return dict(sorted(found.items()))
 
     def __bool__(self) -> bool:
         return bool(self._manifests())
 
     def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
         """Write the stacks that changed and a new manifest; forget all but the two newest."""
-        entries = []
+        whole = {file: digest for files in self._trusted.values() for file, digest in files.items()}
+        places, files = {}, dict[str, str]()
         for stack in open_stacks:
             file = f"{stack.name}.safetensors"
-            if file not in self._whole:
-                data = pack_branches(stack.branches)
-                self._whole[file] = write_bytes(self.folder / file, data, within=self.folder.parent)
-            places = [branch.place.to_list() for branch in stack.branches]
-            entries.append({"file": file, "sha256": self._whole[file], "places": places})
-        manifests = self._manifests()
-        number = int(manifests[-1].stem.split("-")[1]) + 1 if manifests else 0
+            places[file] = [branch.place.to_list() for branch in stack.branches]
+            path, within = self.folder / file, self.folder.parent
+            files[file] = whole.get(file) or write_bytes(path, pack_branches(stack.branches), within=within)
+        entries = [{"file": file, "sha256": digest, "places": places[file]} for file, digest in files.items()]
+        name = f"manifest-{max(self._manifests(), default=-1) + 1}.json"
         content = vars(now) | {"open": entries, "failed": failed_list(now.failed)}
-        path = self.folder / f"manifest-{number}.json"
-        write_json(path, content, within=self.folder.parent)
-        self._trusted = [*self._trusted[-1:], path]
-        self._forget(self._trusted)
+        write_json(self.folder / name, content, within=self.folder.parent)
+        self._trusted = dict([*self._trusted.items()][-1:]) | {name: files}
+        self._forget_others()
 
-    def _forget(self, keep: Sequence[Path]) -> None:
-        for path in self._manifests():
-            if path not in keep:
+    def _forget_others(self) -> None:
+        """Remove all but the trusted manifests, then all but their files."""
+        kept = {*self._trusted, *(file for files in self._trusted.values() for file in files)}
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix):
+            ours = _MANIFEST.fullmatch(path.name) or _STACK.fullmatch(path.name)
+            if ours and path.name not in kept:
                 path.unlink(missing_ok=True)
-        needed = {f["file"] for path in keep for f in _manifest(path).get("open", [])}
-        for path in self.folder.iterdir():
-            if _STACK.fullmatch(path.name) and path.name not in needed:
-                path.unlink(missing_ok=True)
-                self._whole.pop(path.name, None)
         if self.changed is not None:
             self.changed()
 
     def clear(self) -> None:
         """Remove all checkpoints: the run is complete."""
+        self._trusted = {}
         if self.folder.exists():
-            self._forget([])
+            self._forget_others()
 
     def latest(self) -> Snapshot | None:
         """Return the newest checkpoint whose files are all whole; says what was damaged."""
-        for path in reversed(self._manifests()):
+        paths = list(self._manifests().values())
+        for path in reversed(paths):
             content = _manifest(path)
             if not content:
                 self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
@@ -204,14 +207,12 @@ class Checkpoints:
                         f"checkpoint file {entry['file']} is damaged or missing; going back to the checkpoint before"
                     )
                     break
-                self._whole[entry["file"]] = entry["sha256"]
-                places = [Place.from_list(place) for place in entry["places"]]
-                branches += unpack_branches(data, entry["file"], places)
+                branches += unpack_branches(data, entry["file"], [Place.from_list(place) for place in entry["places"]])
             else:
-                self._trusted = [path]
+                self._trusted = {path.name: {entry["file"]: entry["sha256"] for entry in content["open"]}}
                 read = {"failed": failed_from(content["failed"]), "open": {branch.place: branch for branch in branches}}
                 return Snapshot(**content | read)
-        if self._manifests():
+        if paths:
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
 
@@ -227,3 +228,134 @@ def _manifest(path: Path) -> dict[str, Any]:
     except RunError:
         return {}
     return content if all(_STACK.fullmatch(f["file"]) for f in content.get("open", ())) else {}
+
+
+_NAME = re.compile(r"\d{5,}\.safetensors")
+_ADVICE = "run the same command again to train it anew"
+
+
+class MemberStore:
+    """The networks a plan collects, each under its number in plan order.
+
+    Args:
+        folder: where member files are; None keeps them in memory.
+        run: the digest of the run they belong to, written into each file.
+        numbers: which of them this store shows, as its members 0, 1, ...; all if None.
+    """
+
+    def __init__(self, folder: Path | None = None, *, run: str | None = None, numbers: Sequence[int] | None = None):
+        self.folder, self.run, self.numbers = folder, run, numbers
+        self._held: dict[int, State] = {}
+
+    def path(self, number: int) -> Path:
+        """Return the file of a member."""
+        assert self.folder is not None
+        return self.folder / file_name(number)
+
+    def put(self, number: int, state: State) -> None:
+        """Keep what prediction needs of a state: parameters, buffers, form, mask and share."""
+        slots = ({MASK: state.mask} if state.mask else {}) | {s: v for s, v in state.slots.items() if s == SHARE}
+        kept = State(state.params, state.buffers, slots, {}, state.form)
+        if self.folder is None:
+            self._held[number] = kept
+        else:
+            data = encode_member(kept, number=number, run=self.run)
+            write_bytes(self.path(number), data, within=self.folder.parent)
+
+    def get(self, number: int) -> State:
+        """Return a member's state; RunError if its file is missing, damaged or another's."""
+        number = number if self.numbers is None else self.numbers[number]
+        if self.folder is None:
+            return self._held[number]
+        path = self.path(number)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be read ({error.strerror}); load the folder again, choral.load('{self.folder.parent}'), or {_ADVICE}."
+            ) from error
+        tensors, header = unpack_tensors(data, str(path))
+        if header.get("number") != number or (self.run is not None and header.get("run") != self.run):
+            raise RunError(
+                f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}: the folder "
+                f"was extended or overwritten since, or the file was copied. Load it again, choral.load('{self.folder.parent}'), or {_ADVICE}."
+            )
+        return state_from(tensors, header.get("form"), str(path))
+
+    def hold(self, states: dict[int, State]) -> None:
+        """Replace the members in memory."""
+        self._held = states
+
+    def showing(self, numbers: Sequence[int]) -> "MemberStore":
+        """Return a store of the same members that shows some of those this one shows, as its members 0, 1, ..."""
+        which = list(numbers) if self.numbers is None else [self.numbers[i] for i in numbers]
+        twin = MemberStore(self.folder, run=self.run, numbers=which)
+        twin._held = self._held
+        return twin
+
+    def missing(self, count: int) -> list[int]:
+        """Return the numbers below `count` that are not here yet."""
+        if self.folder is None:
+            return [i for i in range(count) if i not in self._held]
+        return [i for i in range(count) if not self.path(i).exists()]
+
+    def lost(self, count: int) -> dict[int, str]:
+        """Return the numbers below `count` that are missing or cannot be read, each with the reason."""
+        found = dict.fromkeys(self.missing(count), "missing")
+        for number in range(count) if self.folder is not None else ():
+            try:
+                if number not in found:
+                    self.get(number)
+            except RunError as error:
+                found[number] = str(error)
+        return dict(sorted(found.items()))
+
+    def keep_only(self, numbers: Sequence[int]) -> None:
+        """Remove the files of all other members; copies under other names stay."""
+        for path in list(self.files()):
+            if int(path.stem) not in numbers:
+                path.unlink(missing_ok=True)
+
+    def files(self) -> Iterator[Path]:
+        """Yield the member files of any number in the folder."""
+        found = () if self.folder is None else self.folder.glob("*.safetensors")
+        return (path for path in found if _NAME.fullmatch(path.name))
+
+
+def file_name(number: int) -> str:
+    """Return the name of a member's file."""
+    return f"{number:05d}.safetensors"
+
+
+def encode_member(state: State, *, number: int = 0, run: str | None = None) -> bytes:
+    """Return a member as the bytes of a safetensors file, which also says whose it is."""
+    return pack_tensors(member_tensors(state), {"form": state.form, "number": number, "run": run})
+
+
+def member_tensors(state: State) -> dict[str, Tensor]:
+    """Return the tensors that store a member; masked parameters as a bitmask and the kept values."""
+    from choral.masks.bitmask import pack
+
+    mask = state.mask
+    tensors = {f"buffers/{n}": b for n, b in state.buffers.items()}
+    tensors |= {f"params/{n}": p for n, p in state.params.items() if n not in mask}
+    tensors |= {f"share/{n}": t for n, t in state.slots.get(SHARE, {}).items()}
+    tensors |= {f"packed/{n}": t for n, t in pack({n: state.params[n] for n in mask}, mask).items()}
+    return tensors
+
+
+def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
+    """Return the state whose `member_tensors` these are; errors name the file."""
+    from choral.masks.bitmask import unpack
+
+    parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}, "share": {}}
+    for full, tensor in tensors.items():
+        part, _, name = full.partition("/")
+        if part not in parts:
+            raise RunError(
+                f"{where} holds a tensor {full!r}; members have buffers/, params/, packed/ and share/: copy it again."
+            )
+        parts[part][name] = tensor
+    values, mask = unpack(parts["packed"])
+    slots = ({MASK: mask} if mask else {}) | ({SHARE: parts["share"]} if parts["share"] else {})
+    return State(parts["params"] | values, parts["buffers"], slots, {}, form)

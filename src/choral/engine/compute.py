@@ -1,28 +1,31 @@
 """Compute: where a run is trained, and how its arithmetic is done. Store: a run folder at a URL."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
 from choral.base.order import Calls
 from choral.base.rng import DispatchMode
-from choral.base.values import Value
+from choral.objectives.limits import COUNT, NOT_NEGATIVE, Limit, Limited, Limits
 
 Executor = Literal["auto", "sequential", "vectorized"]
 OnExisting = Literal["resume", "overwrite", "extend"]
 """What happens to a run that the folder holds: it continues, it is removed, or members are added to it."""
 
 
+_SECONDS = Limit(lambda given: 0 < given < math.inf, "a number of seconds above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Compute(Value):
+class Compute(Limited):
     """Where and how a run is trained. Up to rounding, and apart from `time_limit`, the members do not depend on it.
 
     Args:
@@ -42,6 +45,13 @@ class Compute(Value):
     'auto'
     """
 
+    limits: ClassVar[Limits] = {
+        "threads": COUNT,
+        "accumulate": COUNT,
+        "time_limit": _SECONDS,
+        "checkpoint_seconds": NOT_NEGATIVE,
+    }
+
     device: Any = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     executor: Executor = "auto"
@@ -53,25 +63,18 @@ class Compute(Value):
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.device, str | torch.device):
             raise InputError(f"device is {self.device!r}; give 'auto', 'cpu' or a present 'cuda'.")
         object.__setattr__(self, "device", str(self.device))
-        for name in ("threads", "accumulate"):
-            value = getattr(self, name)
-            if not is_whole(value, 1) and not (name == "threads" and value is None):
-                raise InputError(f"{name} is {value!r}; give a whole number of 1 or more.")
-        if self.time_limit is not None and not (is_number(self.time_limit, 0) and self.time_limit > 0):
-            raise InputError(f"time_limit is {self.time_limit!r}; give a number of seconds above 0.")
         if self.data_parallel and self.executor == "vectorized":
             raise InputError(
                 "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out."
             )
-        if not is_number(self.checkpoint_seconds, 0):
-            raise InputError(f"checkpoint_seconds is {self.checkpoint_seconds!r}; give 0 or more.")
 
 
 @dataclass(frozen=True)
-class Store(Value):
+class Store(Limited):
     """A run folder that is not a path of this machine, and how long it is waited for.
 
     Args:
@@ -84,19 +87,18 @@ class Store(Value):
     'memory://run'
     """
 
+    limits: ClassVar[Limits] = {"timeout_seconds": _SECONDS, "tries": COUNT}
+
     url: str
     timeout_seconds: float = 60.0
     tries: int = 4
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if "://" not in self.url:
             raise InputError(
                 f"Store: url is {self.url!r}; give one with ://, such as 's3://bucket/run', or a path as run_dir."
-            )
-        if not self.timeout_seconds > 0 or self.tries < 1:
-            raise InputError(
-                f"Store: timeout_seconds is {self.timeout_seconds!r}, tries is {self.tries!r}; give more than 0 seconds and 1 try or more."
             )
 
     def __str__(self) -> str:
@@ -149,11 +151,9 @@ class Counting(DispatchMode):
         return made
 
 
-def operations(network: nn.Module, rows: int, run: Callable[[], Any]) -> float:
+def operations(network: nn.Module, counted: "Counting", rows: int) -> float:
     """Return the floating-point operations of one row in a forward pass: every weight is used once (recurrent layers), or as torch counts."""
-    with Counting() as counted:
-        run()
-    return max(counted.total / rows, 2.0 * sum(p.numel() for p in network.parameters()))
+    return max(counted.total / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
 
 
 def threads_for(operations: float, rows: int, *, together: int = 1) -> int:

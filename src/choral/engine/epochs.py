@@ -1,28 +1,38 @@
 """Train one phase of a group of branches, epoch by epoch: train, validate, count, and stop branches that are done.
 
-A group: branches of equal shapes that take their training steps together.
+A group: branches of equal shapes that take their training steps together. Operators, between and within phases, are lent a
+`BranchContext`: what they may know of the run at their place in the plan.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from choral.base import batches, devices, rng
-from choral.base.errors import DivergedError, RunError, explained, warn
+from choral.base import batches, devices, draws, rng
+from choral.base.batches import Batch, moved
+from choral.base.draws import Part
+from choral.base.errors import DivergedError, PlanError, RunError, explained, warn
+from choral.base.order import Called, executed
+from choral.base.types import Params
+from choral.data.sources import Source
+from choral.data.splitting import partition
+from choral.data.tensors import Sampling, bounds
 from choral.engine.checkpoint import Branch, Watch
-from choral.engine.context import acted, for_members, order_of, parts_in, picked, target_shift, weights_of
-from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, stopped
+from choral.engine.task import Task
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, sharing_of, stopped
 from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
-from choral.plan.phases import Every, Train
+from choral.plan.phases import Every, Operator, Starter, Train
 from choral.plan.state import Role, State
+from choral.plan.variants import Variant
 from choral.plan.walk import Place
+from choral.structures.base import Structure
 
 if TYPE_CHECKING:
     from choral.engine.run import Run
@@ -39,6 +49,170 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
         taken = steps_of(state.memory) if phase.memory == "carried" else ()
         found.setdefault((batches.signature(state.params), repr(state.form), alone, taken, *own), []).append(branch)
     return list(found.values())
+
+
+def target_shift(states: Sequence[State]) -> Tensor | None:
+    """Return what is added to the targets, (point, ...) for one branch and (branch, point, ...) for several."""
+    values = [state.shift for state in states if state.shift is not None]
+    return None if not values else values[0] if len(states) == 1 else torch.stack(values)
+
+
+def parts_in(points: int, batch_size: int, among: tuple[int, int]) -> list[tuple[int, Part | None]]:
+    """Return where this process's part of each batch begins in the order, and which rows of the batch it is.
+
+    >>> parts_in(10, 6, (1, 2))
+    [(3, Part(start=3, rows=3, of=6)), (8, Part(start=2, rows=2, of=4))]
+    """
+    whole, own = bounds(points, batch_size), bounds(points, batch_size, among)
+    if among[1] == 1:
+        return [(a, None) for a, _ in whole]
+    return [(c, Part(c - a, d - c, b - a)) for (a, b), (c, d) in zip(whole, own)]
+
+
+def for_members(values: Tensor, structure: Structure) -> Tensor:
+    """Return values (point, ...) as (member, point, ...) for structures whose members have batches of their own."""
+    return values.expand(structure.members, *values.shape) if structure.own_batches else values
+
+
+def order_of(key: int, epoch: int, points: int, subset: Tensor | None, sampling: Sampling | None = None) -> Tensor:
+    """Return the points in the order of one epoch: each once, or as a rule draws them."""
+    generator = rng.generator(key, "order", epoch)
+    order = torch.randperm(points, generator=generator) if sampling is None else sampling.order(generator, subset)
+    return order if subset is None else subset[order]
+
+
+def weights_of(source: Source, subsets: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the weights of all points, (point,) or (branch, point), averaging 1 over the points a branch is trained on; None if all count alike."""
+    held = source.weights
+    if held is None:
+        return None
+    each = [held / (held if s is None else held[s]).mean() for s in subsets]
+    return each[0] if len(each) == 1 else torch.stack(each)
+
+
+def picked(shift: Tensor, order: Tensor, start: int, y: Tensor) -> Tensor:
+    """Return the shift, or weights, of the points of one batch, which begins at `start` of the order."""
+    if order.dim() == 1:
+        return shift[order[start : start + len(y)]]
+    index = order[:, start : start + y.shape[1]]
+    return shift[torch.arange(len(order)).unsqueeze(1), index]
+
+
+_BATCH = 256
+
+
+def acted(phase: Starter | Operator, state: State | None, context: "BranchContext") -> State:
+    """Return what a starter makes, or an operator of a state; draws from a global generator are refused: a resumed run would make other ones."""
+    with rng.seeded(0, "watched") as unkeyed:
+        if isinstance(phase, Starter):
+            new = phase.begin(context)
+        else:
+            assert state is not None
+            new = phase.apply(state, context)
+    if unkeyed:
+        raise PlanError(
+            f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]}); draw with generator=context.generator('purpose')."
+        )
+    return new
+
+
+class BranchContext:
+    """The engine's side of `plan.phases.Context` for one branch at one place."""
+
+    def __init__(
+        self,
+        task: Task,
+        source: Source,
+        seed: int,
+        place: Place,
+        variant: Variant = Variant(),  # noqa: B008  # frozen
+        held: Tensor | None = None,
+    ):
+        self._seen = torch.arange(source.points)  # points that may be looked at
+        if held is not None:
+            self._seen = self._seen[~torch.isin(self._seen, held)]
+        self._task, self._source, self._seed = task, source, seed
+        self._place, self._fork = place.words, place.siblings.words
+        self.branch, self.variant = place.branch, variant
+        self.points = source.points
+        self.likelihood = task.likelihood
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of all training targets."""
+        return (self.points, *self._source.example(1)[1].shape[1:])
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the generator of this place."""
+        return rng.generator(self._seed, *self._place, purpose)
+
+    def sibling_generator(self, purpose: str) -> torch.Generator:
+        """Return a generator all branches of the innermost fork share."""
+        return rng.generator(self._seed, *self._fork, "siblings", purpose)
+
+    def partition(self, parts: int) -> Tensor:
+        """Return the part that each training point belongs to."""
+        known = self._source.folds  # drawn by the targets as they are in the data, which rounding has not changed
+        if known is not None and int(known.max()) + 1 == parts:
+            return known
+        return partition(self._source, parts, self._seed)
+
+    def fresh(self) -> State:
+        """Return a newly built network's state."""
+        return self._task.blueprint.fresh(self._seed, *self._place)
+
+    def given(self) -> State | None:
+        """Return the state of the network the user handed over."""
+        return self._task.blueprint.given(self._seed, *self._place)
+
+    def network(self, state: State) -> nn.Module:
+        """Return the joint network holding the state, in evaluation mode."""
+        return self._task.blueprint.load(state).eval()
+
+    def member(self, state: State, index: int) -> nn.Module:
+        """Return one member as a plain network, in evaluation mode."""
+        return self._task.structure.member(self.network(state), index).eval()
+
+    def example(self) -> Batch:
+        """Return the first training inputs as the joint network reads them."""
+        with draws.keyed(rng.key(self._seed, *self._place, "example")):
+            return self._task.fed(moved(self._source.example()[0], self._task.device))
+
+    def calls(self, state: State) -> Sequence[Called]:
+        """Return the calls of modules: those that the inspection saw, where the joint network is the plain one."""
+        known = () if self._task.structure.converts or state.form else self._task.findings.calls
+        return known or executed(self.network(state), self.example())
+
+    def inputs(self, points: int | None = None) -> Iterator[Batch]:
+        """Yield training inputs as the joint network reads them: all in order, or some at random."""
+        order = self._seen
+        if points is not None and points < len(order):
+            order = order[torch.randperm(len(order), generator=self.generator("inputs"))[:points]]
+        with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
+            for x, _ in self._source.epoch(order, _BATCH):
+                yield self._task.fed(moved(x, self._task.device))
+
+    def gradients(self, state: State, batches: int) -> Params:
+        """Return the likelihood's gradient summed over some training batches."""
+        network = self._task.blueprint.load(state).train()
+        sharing = sharing_of(self._task.structure, network)
+        network.zero_grad(set_to_none=True)
+        seen = self._seen
+        order = seen[torch.randperm(len(seen), generator=self.generator("gradients"))[: batches * _BATCH]]
+        key = rng.key(self._seed, *self._place, "gradients")
+        weights, device = weights_of(self._source, [None]), self._task.device
+        for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
+            own = None if weights is None else picked(weights, order, i * _BATCH, y).to(device)
+            with rng.seeded(key, "unkeyed", i), draws.keyed(key, i):
+                loss = self._task.forward_loss(network, moved(x, device), y.to(device), own)
+            sharing.likelihood(loss).backward()
+        sharing.weigh(dict(network.named_parameters()))
+        grads = {
+            n: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad.detach().cpu().contiguous().clone()
+            for n, p in network.named_parameters()
+        }
+        network.zero_grad(set_to_none=True)
+        return grads
 
 
 class Group:
@@ -77,8 +251,10 @@ class Group:
         """Take the steps of one epoch, and apply the rules that are due in it."""
         phase, trainer = self.phase, self.trainer
         trainer.catch = True
-        order = self._order(epoch)
-        keys = [rng.key(key, "items", epoch) for key, _, _ in self._readers()]
+        readers, sampling = self._readers(), self.run.source.sampling
+        orders = [order_of(key, epoch, points, subset, sampling) for key, points, subset in readers]
+        order = orders[0] if len(orders) == 1 else torch.stack(orders)
+        keys = [rng.key(key, "items", epoch) for key, _, _ in readers]
         among = self.run.task.parts.rank, self.run.task.parts.size
         read = self.run.source.epoch(order, phase.batch_size, keys=keys, among=among)
         places = parts_in(order.shape[-1], phase.batch_size, among)
@@ -98,11 +274,6 @@ class Group:
             self._apply("steps", step + 1, self.steps)
         self.run.task.parts.share_statistics(trainer.network)
         self._apply("epochs", epoch + 1, phase.epochs)
-
-    def _order(self, epoch: int) -> Tensor:
-        sampling = self.run.source.sampling
-        orders = [order_of(k, epoch, n, s, sampling) for k, n, s in self._readers()]
-        return orders[0] if len(orders) == 1 else torch.stack(orders)
 
     def _readers(self) -> list[tuple[int, int, Tensor | None]]:
         """Return who reads batches: key, points and subset of each branch, or of each member that has batches of its own."""
@@ -143,10 +314,8 @@ class Epochs:
         self._unmeasured = set[Place]()  # whose measure was NaN
         self._first = dict[Place, State]()  # what networks that are chosen among began the phase with
 
-    def execute(
-        self, begin: int, due: Callable[[], bool], finished: Callable[[int], None], late: Callable[[int], None]
-    ) -> None:
-        """Train to the end, or until all have stopped; states are set when `finished` is called with the epochs done, if `due`, and when `late` is."""
+    def execute(self, begin: int, save: Callable[[int], None]) -> None:
+        """Train to the end, or until all have stopped; states are set when `save` is called with the epochs done."""
         if begin == 0:
             self._begin()
         if not self.phase.epochs or (begin == 0 and self.run.is_late):
@@ -160,18 +329,18 @@ class Epochs:
             self._epoch(epoch)
             if epoch + 1 < self.phase.epochs:
                 self._stop(epoch + 1, "patience")
-                if self._is_settled(epoch + 1):
+                if self._selects and is_tired(self.phase.select, self.branches, epoch + 1):
                     self._stop(epoch + 1, "selection")
                 if self.run.is_late and self._going():
                     self._take_out()
-                    late(epoch + 1)
+                    save(epoch + 1)
                     self._stop(epoch + 1, "time_limit")
             if not self._going():
                 break
             self._leave()
-            if epoch + 1 < self.phase.epochs and due():
+            if epoch + 1 < self.phase.epochs and self.run.is_due:
                 self._take_out()
-                finished(epoch + 1)
+                save(epoch + 1)
         self._take_out()
         self._end()
 
@@ -197,11 +366,6 @@ class Epochs:
         """Whether networks are chosen while they train."""
         return self.phase.select is not None and self.run.validation is not None
 
-    def _is_settled(self, epoch: int) -> bool:
-        """Return whether no choice among the networks has been better for too long."""
-        select = self.phase.select if self._selects else None
-        return select is not None and is_tired(select, self.branches, epoch)
-
     def _mount(self, branches: Sequence[Branch]) -> None:
         parts = [[branch] for branch in branches] if self.apart else [branches]
         self.groups = [Group(self.run, self.phase, part, self.suffix) for part in parts]
@@ -224,7 +388,7 @@ class Epochs:
         return [b for b in self.branches if b.goes_on and not self.run.ledger.is_lost(b)]
 
     def _epoch(self, epoch: int) -> None:
-        """Train one epoch, and tell everybody who wants to know."""
+        """Train one epoch, count it, validate, and log it."""
         started, trained = time.perf_counter(), [b for b in self.branches if b.goes_on]
         losses: dict[Place, float] = {}
         for group in self.groups:
@@ -235,36 +399,18 @@ class Epochs:
             if len(self.groups) > 1:
                 group.take_out()
         seconds = self.run.task.parts.agreed(time.perf_counter() - started)
-        one, count = self.groups[0], len(trained)
+        one, count, ledger = self.groups[0], len(trained), self.run.ledger
         flops = sum(self.run.flops.train(branch.state) for branch in trained) * one.seen
         amounts = {"epochs": count, "steps": one.per_epoch * count, "points": one.seen * count, "train_flops": flops}
-        self.run.ledger.count(**amounts, train_seconds=seconds)
+        ledger.count(**amounts, train_seconds=seconds)
         if self._selects:
             self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
             trained = [b for b in trained if b.goes_on]
         values: dict[Place, float] = {}
-        if self._is_watched(epoch + 1):
+        stop = self.run.rules.stop  # which may say to validate less often than after every epoch and the last
+        if stop is None or self._selects or (epoch + 1) % stop.every == 0 or epoch + 1 == self.phase.epochs:
             values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
         trained = [b for b in trained if b.goes_on]
-        self._tell(epoch, trained, losses, values, seconds)
-        self.run.ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
-        for branch in trained:
-            branch.is_new = True
-
-    def _is_watched(self, epoch: int) -> bool:
-        """Return whether this epoch ends with a validation: every one, or as often as the stopping rule says, and the last."""
-        stop = self.run.rules.stop
-        return stop is None or self._selects or epoch % stop.every == 0 or epoch == self.phase.epochs
-
-    def _tell(
-        self,
-        epoch: int,
-        trained: Sequence[Branch],
-        losses: dict[Place, float],
-        values: dict[Place, float],
-        seconds: float,
-    ) -> None:
-        group, ledger = self.groups[0], self.run.ledger
         about: dict[str, Any] = {}
         if self.gated:
             self._take_out()
@@ -278,11 +424,14 @@ class Epochs:
             epoch=epoch + 1,
             epochs=self.phase.epochs,
             losses=[losses[branch.place] for branch in trained],
-            rate=self.phase.schedule.rate(epoch * group.per_epoch, group.steps),
+            rate=self.phase.schedule.rate(epoch * one.per_epoch, one.steps),
             seconds=seconds,
             counted=dict(ledger.counted),
             **about,
         )
+        ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
+        for branch in trained:
+            branch.is_new = True
 
     def _validate(self, epoch: int, trained: Sequence[Branch]) -> dict[Place, float]:
         """Measure the networks on held-out points and note which are better than before."""

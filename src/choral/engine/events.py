@@ -132,8 +132,7 @@ def _worst(tensor: Tensor) -> str:
     return "NaN" if bool(tensor.isnan().any()) else "infinity"
 
 
-def _nothing() -> dict[str, float]:
-    return {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}
+_COUNTED: dict[str, float] = {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}
 
 
 @dataclass
@@ -142,7 +141,7 @@ class Ledger:
 
     log: Log
     blueprint: Blueprint
-    counted: dict[str, float] = field(default_factory=_nothing)
+    counted: dict[str, float] = field(default_factory=_COUNTED.copy)
     failed: dict[Place, str] = field(default_factory=dict)
     stopped: list[dict[str, Any]] = field(default_factory=list)  # training that ended before its budget
 

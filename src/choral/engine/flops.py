@@ -1,9 +1,7 @@
 """Floating-point operations of one training point and one predicted point, counted by torch.
 
-Masked weights do nothing, so their products are left out: a layer that keeps half of its weights counts half, in the forward
-pass and in both of its gradients. What is kept whole (biases, norms, layers without a mask) counts in full.
-
-`forecast` walks a plan without its training: what it will cost, and what its operators refuse.
+Products of masked weights are left out: a layer that keeps half of its weights counts half, in the forward pass and in both of its
+gradients. `forecast` walks a plan without its training: what it will cost, and what its operators refuse.
 """
 
 import math
@@ -20,7 +18,7 @@ from choral.base.order import Calls
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
 from choral.engine.compute import Counting
-from choral.engine.context import BranchContext
+from choral.engine.epochs import BranchContext
 from choral.engine.task import Task
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train

@@ -27,13 +27,11 @@ import torch
 from choral import __version__
 from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
-from choral.engine.checkpoint import Checkpoints
+from choral.engine.checkpoint import Checkpoints, MemberStore
 from choral.engine.compute import OnExisting, using
-from choral.engine.executor import WIDEST, choose, choose_threads
 from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
-from choral.engine.identity import differences, identity_of
-from choral.engine.job import Job
-from choral.engine.store import MemberStore
+from choral.engine.identity import differences, identity_of, shown, unequal
+from choral.engine.job import WIDEST, Job, choose, choose_threads
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.walk import collected, trainings
 from choral.tables.table import Table
@@ -55,7 +53,6 @@ MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json
 _BEGUN = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
 RUN_FILES = (*_BEGUN, *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
-_COSTS = ("counted", "parameters", "predict_flops", "networks", "outputs", "seconds", "stopped", "ended", "kept", "cut")
 
 
 @contextlib.contextmanager
@@ -159,8 +156,7 @@ def run_of(plan: dict[str, Any]) -> str:
 
 def read_costs(folder: Path) -> dict[str, Any]:
     """Return what a run cost, empty if nothing says it yet; RunError if the file is damaged."""
-    held = read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
-    return {name: held[name] for name in _COSTS if name in held}
+    return read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
 
 
 def keep_likelihood(folder: Path, run: str, likelihood: Likelihood) -> None:
@@ -199,39 +195,35 @@ def settle(
         on_existing: as in `choral.fit`.
         cut: gives the width of the leaves of a new run that other processes may train, from that of its executor; None for none.
     """
-    parts, overwrite, limit = job.task.parts, on_existing == "overwrite", job.compute.time_limit
+    parts, overwrite = job.task.parts, on_existing == "overwrite"
     if folder is not None:
         check_ours(folder, overwrite=overwrite)
     if not parts.writes:  # what the first process settles holds for all
         plan: dict[str, Any] = parts.agreed({})
         return plan, choose(job, plan["executor"])[1]
-    identity = None if folder is None else identity_of(job)
-    stored = None if folder is None or overwrite else read_plan(folder)
-    if folder is not None and identity is not None and stored is not None:
-        stored = _gone_on(folder, stored, identity, job, table, extend=on_existing == "extend")
-    held = stored or {}
+    identity, held = {} if folder is None else identity_of(job), dict[str, Any]()
+    if folder is not None and not overwrite and (stored := read_plan(folder)) is not None:
+        held = _gone_on(folder, stored, identity, job, table, extend=on_existing == "extend")
     wanted = job.compute.threads or held.get("environment", {}).get("threads")
     count = wanted or choose_threads(job, stacked=False)
     with using(count):
         executor, width = choose(job, held.get("executor"))
     if not wanted and executor == "vectorized":
         count = choose_threads(job, stacked=True)
-    plan = stored or {
-        "identity": identity,
-        "environment": environment(count) | parts.environment,
-        "executor": executor,
-        "network": job.task.blueprint.spec(),
-        "describe": job.recipe.describe(),
-        "table": None if table is None else table.to_dict(),
-        "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": _command(), "choral": __version__},
-        **({} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(width)}}),
-        **({} if limit is None else {"time_limit": limit}),
-    }
-    if folder is not None:
+    plan = held or {"environment": environment(count) | parts.environment, "executor": executor}
+    if folder is not None and not held:
+        plan |= {
+            "identity": identity,
+            "network": job.task.blueprint.spec(),
+            "describe": job.recipe.describe(),
+            "table": None if table is None else table.to_dict(),
+            "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": _command(), "choral": __version__},
+        }
+        plan |= {} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(width)}}
+        plan |= {} if job.compute.time_limit is None else {"time_limit": job.compute.time_limit}
         if overwrite:
             clear(folder)  # once nothing more is refused
-        if stored is None:
-            write_json(folder / "plan.json", plan, within=folder)
+        write_json(folder / "plan.json", plan, within=folder)
     return parts.agreed(plan), width
 
 
@@ -268,7 +260,12 @@ def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
 def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise RunError unless a run is a longer version of another, whose members it can take over."""
     why = differences({**old, "recipe": new["recipe"], "totals": new["totals"]}, new)
-    why += _obstacles(old["recipe"], new["recipe"], "recipe")
+    for name, _, a, b in unequal(old["recipe"], new["recipe"], "recipe"):
+        if not (name in _GROWS and b > a):
+            reasons = {"epochs": " (its rate is spread over the whole phase, so every step would have been another)"}
+            why.append(
+                f"{name} was {shown(a)}, now {shown(b)}{reasons.get(name, ' (fewer)' if name in _GROWS else '')}"
+            )
     selects = any(phase.select for phase in trainings(from_dict(new["recipe"]).plan))
     if not why and "stop" in new and (selects or (new["stop"] or {}).get("by") == "ensemble"):
         why = ["held-out points stopped or chose its members together, so that in a longer run they would be others"]
@@ -276,19 +273,6 @@ def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
         raise RunError(
             f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}. Only members of a fork and rounds of a repeat can be added; use {_ANEW}."
         )
-
-
-def _obstacles(old: Any, new: Any, name: str) -> Iterator[str]:
-    """Yield what is not just longer in a recipe."""
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        for part in new:
-            yield from _obstacles(old[part], new[part], part)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for a, b in zip(old, new):
-            yield from _obstacles(a, b, name)
-    elif old != new and not (name in _GROWS and new > old):
-        reasons = {"epochs": " (its rate is spread over the whole phase, so every step would have been another)"}
-        yield f"{name} was {old}, now {new}{reasons.get(name, ' (fewer)' if name in _GROWS else '')}"
 
 
 def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
@@ -325,11 +309,7 @@ def _prolonged(folder: Path, stored: dict[str, Any], limit: float | None) -> dic
     if costs.get("ended") == "time_limit":
         if limit is not None and before is not None and limit < before:
             return stored
-        (folder / "results.json").unlink(missing_ok=True)  # first: from here on the run is one that was interrupted
-        store = MemberStore(folder / "members", run=run_of(stored))
-        for number in costs.get("cut", ()):
-            store.path(number).unlink(missing_ok=True)
-        for name in MADE_AGAIN:
+        for name in MADE_AGAIN:  # without results.json the run is one that was interrupted
             (folder / name).unlink(missing_ok=True)
     plan = {name: value for name, value in stored.items() if name != "time_limit"}
     plan |= {} if limit is None else {"time_limit": limit}

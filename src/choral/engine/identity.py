@@ -96,24 +96,6 @@ def _layers(network: nn.Module) -> Iterator[tuple[str, list[str]]]:
         yield name, [type(module).__qualname__, *parts]
 
 
-def attributes(network: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the numbers and words that a network's modules hold as attributes, also in lists and dicts, and copies of tensors, by name."""
-    plain, tensors = dict[str, str](), dict[str, Tensor]()
-    for name, module in network.named_modules():
-        for key, value in own_attributes(module).items():
-            if isinstance(value, Tensor):
-                tensors[f"{name}.{key}".lstrip(".")] = value.detach().clone()
-            elif _is_plain(value):
-                plain[f"{name}.{key}".lstrip(".")] = repr(value)
-    return plain, tensors
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple | dict):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, str | int | float | bool)
-
-
 _TOTALS = ("epochs", "members", "draws")  # of a whole recipe, with the fields of plans they are sums of:
 _PARTS = ("epochs", "times", "branches", "members", "draws")
 _PLAIN = ("Recipe", "Train")  # kinds whose fields are what users call them
@@ -164,7 +146,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if name in _SENTENCES and old.get(name) != new.get(name):
             lines.append(_SENTENCES[name])
         elif name not in said:
-            lines += _values(old.get(name), new.get(name), name, "Recipe")
+            lines += _in_words(old.get(name), new.get(name), name)
     return list(dict.fromkeys(lines))
 
 
@@ -183,38 +165,39 @@ def _of_recipes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     before, after = (side.get("totals", {}) for side in (old, new))
     totals = [f"{n} was {before.get(n)}, now {after.get(n)}" for n in after if before.get(n) != after.get(n)]
     yield from totals
-    parts = _values(old["recipe"], new["recipe"], "recipe", "Recipe")
+    parts = _in_words(old["recipe"], new["recipe"], "recipe")
     yield from (p for p in parts if not totals or p.split(" ")[0] not in _PARTS)
 
 
-def _values(old: Any, new: Any, field: str, kind: str) -> Iterator[str]:
-    """Yield how two plain structures differ, places named by their field and the kind of value it belongs to."""
+def _in_words(old: Any, new: Any, field: str) -> Iterator[str]:
+    """Yield in words how two plain structures differ."""
+    for name, kind, a, b in unequal(old, new, field):
+        word = "lr" if name == "start" else name if kind in _PLAIN else f"{name} of {kind}"  # the start of a schedule
+        yield f"{word} was {shown(a)}, now {shown(b)}"
+
+
+def unequal(old: Any, new: Any, field: str, kind: str = "Recipe") -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield where two plain structures differ: the field, the kind of value it belongs to, and both values."""
     if isinstance(old, dict) and isinstance(new, dict) and old.get("kind") == new.get("kind"):
         for name in [*new, *(n for n in old if n not in new)]:
-            yield from _values(old.get(name), new.get(name), name, str(new.get("kind", kind)))
+            yield from unequal(old.get(name), new.get(name), name, str(new.get("kind", kind)))
     elif _is_nested(old) and _is_nested(new) and len(old) == len(new):
         for a, b in zip(old, new):
-            yield from _values(a, b, field, kind)
+            yield from unequal(a, b, field, kind)
     elif old != new:
-        yield f"{_word(field, kind)} was {_short(old)}, now {_short(new)}"
+        yield field, kind, old, new
 
 
 def _is_nested(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(v, dict) for v in value)
 
 
-def _word(field: str, kind: str) -> str:
-    if field == "start":  # of a schedule
-        return "lr"
-    return field if kind in _PLAIN else f"{field} of {kind}"
-
-
-def _short(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value as a user would write it, in one line."""
     if isinstance(value, dict) and "kind" in value:
         return str(value["kind"])
     if isinstance(value, list):
-        text = f"({', '.join(map(_short, value))})"
+        text = f"({', '.join(map(shown, value))})"
     else:
         text = value if isinstance(value, str) else "none" if value is None else json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

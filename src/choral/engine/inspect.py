@@ -1,9 +1,8 @@
 """Inspect a network before a run: what it reads and returns, and whether members, copies and conversions compute what it does.
 
 The plain network is built once and runs once, in evaluation mode, with its calls and its autograd graph recorded (`inspect_plain`). The
-joint network runs once in training mode, forwards and backwards, on as many rows as the smallest batch has, at most four
-(`inspect_training`). Members of a shared network are compared once with the last of them alone (`check_alone`). Every check is a function over
-these records; it refuses or warns of what would otherwise give wrong members without a word.
+joint network runs once in training mode, forwards and backwards, on at most four rows (`inspect_training`). Members of a shared network are
+compared with the last of them alone (`check_alone`). The checks refuse or warn of what would otherwise give wrong members silently.
 """
 
 import copy
@@ -24,12 +23,11 @@ from choral.base.interface import Interface, described, is_lazy, pick, why_not_r
 from choral.base.order import Called, Calls, evaluating, parameters_of
 from choral.base.rng import global_states, moved
 from choral.base.types import Build
-from choral.base.values import Function
+from choral.base.values import Function, attributes
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
-from choral.engine.compute import Counting
-from choral.engine.identity import attributes
+from choral.engine.compute import Counting, operations
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.convert import holds
 from choral.layers.joint.network import Joint, channels_last
@@ -264,14 +262,14 @@ def inspect_training(
     link: str,
 ) -> Findings:
     """Run a copy of the joint network on so many first rows as training will; raise what would fail or train something else without a word."""
-    trial = _Trial(network, structure, loss, training=rows > 0 or isinstance(network, Joint))
+    trial = _Trial(network, structure, loss, training=rows > 0)
     generators, held = global_states(), attributes(trial.network)
     buffers = {n: b.clone() for n, b in trial.network.named_buffers()}
     try:
         value = trial.call()
         _refuse_past(trial, plain)
-        if isinstance(trial.network, Joint):
-            refuse_mixed(trial.network, structure.unfold(trial.outputs), trial.inputs, list(trial.running.called))
+        if trial.joint is not None:
+            refuse_mixed(trial.joint, structure.unfold(trial.outputs), trial.inputs, list(trial.running.called))
         if rows:
             named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
             if named.isdisjoint(map(id, parameters_of(value))):
@@ -289,9 +287,9 @@ def inspect_training(
         if not trial.network.training:  # it need not run under gradients
             return Findings(plain.calls)
         raise _why_not_trained(trial, error, rows) from error
-    operations = max(trial.operations / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
+    of_row = operations(network, trial.counted, rows)
     if not rows:
-        return Findings(plain.calls, operations)
+        return Findings(plain.calls, of_row)
     remembers, attribute = _changed(trial, held, buffers, value)
     drawn = moved(generators, ("numpy", "random"))
     for _ in range(4 if drawn else 0):  # again, since other threads may draw too
@@ -313,23 +311,24 @@ def inspect_training(
             f"{attribute}: all members share it, and checkpoints do not keep it, so members and resumed runs may differ; make it a buffer "
             "(register_buffer)."
         )
-    return Findings(plain.calls, operations, remembers, tuple(doubts), trial.lends)
+    return Findings(plain.calls, of_row, remembers, tuple(doubts), trial.lends)
 
 
 class _Trial:
     """A copy of a joint network, and what its last call showed."""
 
     def __init__(self, network: nn.Module, structure: Structure, loss: _Loss, *, training: bool):
-        self.network, self.structure, self._loss = copy.deepcopy(network).train(training), structure, loss
+        self.network, self.structure, self._loss = copy.deepcopy(network), structure, loss
+        self.joint = self.network if isinstance(self.network, Joint) else None
+        self.network.train(training or self.joint is not None)
         self.trained = {name for name, p in network.named_parameters() if p.requires_grad}
         self.layers = {n: m for n, m in self.network.named_modules() if n and structure.converts and _is_ours(m)}
         self.inputs: list[Tensor] = []  # what members read, where each has inputs of its own
         self.outputs: Any = None
         self.past = set[str]()  # layers whose weights were read past their call
-        self.operations = 0.0  # of the call
         self._hooks: list[RemovableHandle] = []
-        if isinstance(self.network, Joint):
-            stacked_of(self.network)
+        if self.joint is not None:
+            stacked_of(self.joint)
 
     def call(self) -> Tensor:
         """Return the loss of the first rows; the same draws in every call. No module may run again in the backward pass."""
@@ -341,11 +340,11 @@ class _Trial:
         with torch.enable_grad(), seeded as lent, draws.keyed(0), Counting() as counted, self.running, reads:
             value = self._loss(self._run)
         self._hooks = [module.register_forward_pre_hook(_refuse_recomputation) for module in self.network.modules()]
-        self.past, self.operations, self.lends = reads.found, counted.total, bool(lent)
+        self.past, self.counted, self.lends = reads.found, counted, bool(lent)
         return value
 
     def _run(self, ready: Batch) -> Any:
-        if isinstance(self.network, Joint) and self.network.own_inputs:
+        if self.joint is not None and self.joint.own_inputs:
             ready = batches.mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), ready)
             self.inputs = [leaf for leaf in batches.leaves(ready) if leaf.requires_grad]
         self.outputs = self.network(ready)
@@ -393,8 +392,8 @@ def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
         return InputError(
             f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) for both."
         )
-    if rows != 1 and trial.outputs is None and isinstance(trial.network, Joint):
-        return why_not_run(trial.network, error)
+    if rows != 1 and trial.outputs is None and trial.joint is not None:
+        return why_not_run(trial.joint, error)
     if rows != 1 and trial.outputs is None and trial.structure.converts:
         return _why_not_converted(trial.structure, trial.running, error)
     advice = "give data and a loss that fit its outputs."

@@ -1,8 +1,7 @@
 """Batches taken in parts: by several processes at once, or by one process one part after the other.
 
 Each part has the draws and the share of the loss that its rows have in the whole batch, so the gradient is that of the whole batch to
-rounding. BatchNorm takes statistics over all processes, and of each part where gradients are accumulated. Processes take the same steps on the summed gradient and so hold the
-same weights; only the first one writes.
+rounding. BatchNorm takes statistics over all processes, and of each part where gradients are accumulated. Only the first process writes.
 """
 
 import itertools

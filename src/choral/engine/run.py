@@ -6,9 +6,10 @@ a checkpoint needs only the position and the states that later phases continue f
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,13 @@ import torch
 
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError, warn
-from choral.engine.checkpoint import Branch, Checkpoints, Snapshot, Stack
-from choral.engine.context import BranchContext, acted
-from choral.engine.epochs import Epochs, alike
+from choral.engine.checkpoint import Branch, Checkpoints, MemberStore, Snapshot, Stack
+from choral.engine.epochs import BranchContext, Epochs, acted, alike
 from choral.engine.events import Callback, Ledger, Log, last_counted
 from choral.engine.files import write_json
 from choral.engine.flops import Flops
 from choral.engine.folder import environment, read_costs, run_of
 from choral.engine.job import Job
-from choral.engine.store import MemberStore
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
@@ -133,7 +132,6 @@ class Run:
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self.setup = 0.0  # seconds of this call before training, where time is limited
-        self.cut: list[int] = []  # members that were collected after the time limit was reached
         self._is_winding_up = False  # the checkpoint from which a call with more time continues is there, and stays
         self.member_of = collected(self.plan)
         visits = Visitor(start=self._act, change=self._act, train=self._train, collect=self._collect)
@@ -186,8 +184,9 @@ class Run:
         self.train()
         self.refuse_lost()
 
-    def mend(self, lost: Mapping[int, str], *, until: float = math.inf, failed: Iterable[Place] = ()) -> None:
-        """Train lost members again, to the same bytes, that were collected before a position and whose branches did not fail; counts and log stay."""
+    def mend(self, lost: Mapping[int, str]) -> None:
+        """Train lost members again, to the same bytes, that were collected before the checkpoint at hand, if there is one; counts and log stay."""
+        until, gone = (math.inf, []) if self.snapshot is None else (self.snapshot.position, list(self.snapshot.failed))
         steps = [(leaf, phase, suffix) for leaf in self.leaves for phase, suffix in leaf.steps]
         places = {
             self.member_of[place + suffix]: place + suffix
@@ -195,7 +194,6 @@ class Run:
             if isinstance(phase, Collect) and position < until
             for place in leaf.branches
         }
-        gone = list(failed)
         wanted = {n: p for n, p in places.items() if n in lost and not any(place.holds(p) for place in gone)}
         for number in wanted:
             message = f"member {number} is lost ({lost[number]}); training it again from the start of its branch"
@@ -241,10 +239,7 @@ class Run:
         """Return a branch that begins at a place from the state of another; the forks that the place is in decide its settings."""
         variant = Variant()
         for node, begun_at in forks_to(self.plan, place):
-
-            def generator(name: str, words: tuple[int | str, ...] = begun_at.words) -> torch.Generator:
-                return rng.generator(self.seed, *words, "variant", name)
-
+            generator = partial(rng.generator, self.seed, *begun_at.words, "variant")
             variant = node.variant(begun_at.branch, generator).within(variant)
         return Branch(place, origin.state, origin.is_new, variant=variant)
 
@@ -259,7 +254,8 @@ class Run:
             # else the branch that was trained then is there, and was passed over
             done = self.snapshot.epoch if self.position - 1 == self.skip_to else 0
             self.snapshot = None
-        self._keep_late(stack, self.position - 1, done)
+        if self.is_late:
+            self._save(stack, self.position - 1, done)
         return [branch for branch in stack.branches if not self.ledger.is_lost(branch)], done
 
     def _sound(self, stack: Stack, suffix: Place) -> list[Branch]:
@@ -271,8 +267,7 @@ class Run:
     def _end(self, stack: Stack) -> Stack:
         """Leave a phase."""
         if self.position > self.skip_to and self._is_wanted(stack):
-            stack.version = (self.position, 0)
-            self._checkpoint(stack, self.position, 0)
+            self._save(stack, self.position, 0)
         return stack
 
     def _act(self, phase: Starter | Operator, suffix: Place, stack: Stack) -> Stack:
@@ -299,7 +294,6 @@ class Run:
             if self.wanted is None or self.wanted.pop(number, None) is not None:
                 self.store.put(number, branch.reached)
                 self._doubt(branch.reached)
-                self.cut += [number] if self._is_winding_up else []
                 self.log.event(kind="collected", place=str(branch.place + suffix))
         return self._end(stack)
 
@@ -330,18 +324,11 @@ class Run:
             before = number * phase.epochs
             if begin - before >= phase.epochs and phase.epochs:
                 continue
-
-            def finished(epoch: int, before: int = before) -> None:
-                stack.version = (position, before + epoch)
-                self._checkpoint(stack, *stack.version)
-
-            def late(epoch: int, before: int = before) -> None:
-                self._keep_late(stack, position, before + epoch)
-
-            if number:
-                late(max(begin - before, 0))
+            if number and self.is_late:
+                self._save(stack, position, max(begin, before))
             epochs = Epochs(self, phase, some, suffix, apart=self.job.is_together and self.apart)
-            epochs.execute(max(begin - before, 0), self._checkpoint_due, finished, late)
+            save = partial(self._save, stack, position, before=before)
+            epochs.execute(max(begin - before, 0), save)
         return self._end(stack)
 
     def _is_wanted(self, stack: Stack) -> bool:
@@ -362,27 +349,24 @@ class Run:
                     branch.state, branch.is_new = parent.state, parent.is_new
             one.version = (self.snapshot.position, self.snapshot.epoch)
 
-    def _keep_late(self, stack: Stack, position: int, epoch: int) -> None:
-        """Take the last checkpoint once the time limit is reached: from there a call with more time continues."""
-        if self.is_late and not self._is_winding_up:
-            stack.version = max(stack.version, (position, epoch))
-            self._checkpoint(stack, position, epoch, due=True)
-            self._is_winding_up = True
-
-    def _checkpoint(self, stack: Stack, position: int, epoch: int, *, due: bool = False) -> None:
-        if self.checkpoints is None or self._is_winding_up or not (due or self._checkpoint_due()):
+    def _save(self, stack: Stack, position: int, epoch: int, *, before: int = 0) -> None:
+        """Take a checkpoint if it is time, and a last one once the time limit is reached: from there a call with more time continues."""
+        now, late = (position, before + epoch), self.is_late
+        stack.version = max(stack.version, now)
+        if self.checkpoints is None or self._is_winding_up or not (late or self.is_due):
             return
-        started = time.monotonic()
-        held = self.ledger
-        missing = self.store.missing(len(self.member_of)) if due else []
-        whole = [n for n in self.member_of.values() if n not in missing] if due else None
-        now = Snapshot(position, epoch, held.failed, held.counted, held.stopped, self.log.sync(), whole)
-        self.checkpoints.save([*self.open.values(), stack], now)
+        self._is_winding_up = late
+        started, held = time.monotonic(), self.ledger
+        missing = self.store.missing(len(self.member_of)) if late else []
+        whole = [n for n in self.member_of.values() if n not in missing] if late else None
+        reached = Snapshot(*now, held.failed, held.counted, held.stopped, self.log.sync(), whole)
+        self.checkpoints.save([*self.open.values(), stack], reached)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 
-    def _checkpoint_due(self) -> bool:
-        """Return whether it is time: after the seconds asked for, and long enough to repay the last one."""
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint: after the seconds asked for, and long enough to repay the last one."""
         seconds = self.job.compute.checkpoint_seconds
         wait = max(seconds, self._save_seconds / _SHARE) if seconds else 0.0
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
@@ -420,7 +404,12 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
         run.execute()
         return parts.agreed(costs_of(run, started))
     finished, costs, lost = stands
-    _hand_out(run, [number for number in range(count) if number not in lost], costs)
+    # processes without the folder get the members that are there, so that each returns the whole ensemble
+    present = costs.get("kept", [number for number in range(count) if number not in lost])
+    for number in present if parts.size > 1 else ():
+        state = parts.agreed(run.store.get(number) if parts.writes else None)
+        if state is not None and not parts.writes:
+            run.store.put(number, state)
     added = plan.get("extended")
     if finished:
         run.mend(lost)
@@ -430,7 +419,7 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
         if added is None or parts.agreed(bool(run.checkpoints)):
             run.begin()
         if run.snapshot is not None:
-            run.mend(lost, until=run.snapshot.position, failed=run.snapshot.failed)
+            run.mend(lost)
         run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
     if not costs:
         if not run.ledger.counted["epochs"]:
@@ -462,15 +451,6 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple
     return finished or not (lost or run.checkpoints), costs, lost
 
 
-def _hand_out(run: Run, present: list[int], costs: dict[str, Any]) -> None:
-    """Give the members that are there to processes without the folder, so that each returns the whole ensemble."""
-    parts = run.task.parts
-    for number in costs.get("kept", present) if parts.size > 1 else ():
-        state = parts.agreed(run.store.get(number) if parts.writes else None)
-        if state is not None and not parts.writes:
-            run.store.put(number, state)
-
-
 def kept_costs(folder: Path, log: Log) -> dict[str, Any]:
     """Return what results.json says, nothing if it is missing or damaged."""
     try:
@@ -490,7 +470,7 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
     if missing and not run.is_late:
         raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
-    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept, "cut": run.cut} if run.is_late else {}
+    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept} if run.is_late else {}
     return ended | {
         "stopped": run.ledger.stopped,
         "counted": run.ledger.counted,

@@ -13,7 +13,7 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import usable
 from choral.base.errors import ChoralError, InputError, PlanError
-from choral.base.names import fitting
+from choral.base.text import fitting
 from choral.base.types import Build
 from choral.data.inputs import Mixing, Transforms, prepare
 from choral.data.sources import Source
@@ -184,9 +184,7 @@ def check_runnable(recipe: Recipe) -> None:
 def _check_patterns(recipe: Recipe, network: nn.Module) -> None:
     """Raise InputError for a penalty that names parameters which the network does not have: it would do nothing."""
     names = [name for name, _ in network.named_parameters()]
-    names += [
-        name.rpartition("_")[0] for name in names
-    ]  # posteriors go by the name without what their halves are called
+    names += [name.rpartition("_")[0] for name in names]  # posteriors go by the name without that of their halves
     for penalty in recipe.objective.penalties:
         fitting(names, getattr(penalty, "include", ()), f"{type(penalty).__name__}: include")
 
@@ -210,8 +208,10 @@ def make_task(
     """
     place, structure = usable(device), recipe.structure
     plain = inspect_plain(build, source, structure, inputs=inputs, output=output, device=place)
-    targets, weights = _targets(source)
-    given, whole = likelihood or recipe.objective.likelihood, source.targets() is not None
+    given, targets, weights = likelihood or recipe.objective.likelihood, source.targets(), source.weights
+    whole = targets is not None  # else they are not in memory
+    if targets is None:
+        _, targets, weights = some_points(source)
     decided = resolve(given, targets, plain.shape, standardize=standardize, weights=weights, whole=whole)
     images = plain.interface.reads is not None and any(
         t.dim() == 4 for t in batches.leaves(plain.ready(source.example()[0]))
@@ -282,9 +282,3 @@ def some_points(source: Source, most: int = _LOOKED_AT) -> tuple[Batch, Tensor, 
     rows = torch.linspace(0, source.points - 1, min(source.points, most)).round().long()
     x, y = next(iter(source.epoch(rows, len(rows))))
     return x, y, None if source.weights is None else source.weights[rows]
-
-
-def _targets(source: Source) -> tuple[Tensor, Tensor | None]:
-    """Return all targets and their weights, or those of some points where targets are not in memory."""
-    known = source.targets()
-    return some_points(source)[1:] if known is None else (known, source.weights)

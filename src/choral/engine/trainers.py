@@ -21,8 +21,8 @@ from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import ChoralError, InputError, first_line
 from choral.base.types import Params
+from choral.base.values import attributes
 from choral.engine.blueprint import state_of
-from choral.engine.identity import attributes
 from choral.engine.parallel import Piece
 from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of
@@ -215,7 +215,9 @@ class Pace(NamedTuple):
 class _Trainer:
     """What both ways have in common. A trainer takes the steps of one or more networks of a training phase."""
 
-    network: nn.Module  # that steps go through; there once states are mounted
+    network: nn.Module  # that steps go through; there once states are mounted, as the next
+    stepper: Stepper
+    is_stacked = False
 
     def __init__(self, task: Task, phase: Train, points: Sequence[float]):
         self.task, self.phase, self.points = task, phase, list(points)
@@ -229,11 +231,12 @@ class _Trainer:
         self.sharing = Sharing()
         self.variants = [Variant()] * len(self.points)  # in what each network differs; set before mounting
 
-    def _stepper(self, *, stacked: bool = False) -> Stepper:
+    def _stepper(self) -> Stepper:
         members = [Member(v.optimizer(self.phase.optimizer), v.get("rate", 1.0)) for v in self.variants]
         apart, undecayed = any(v.settings for v in self.variants), self.task.structure.undecayed
-        led = _led(self.network)
-        return Stepper(self.trained, members, stacked=stacked, apart=apart, undecayed=undecayed, led=led)
+        joint = self.network.stacked if isinstance(self.network, Joint) else ()
+        led = frozenset(n for n in self.params if n.removeprefix("network.") in joint)  # by the member axis
+        return Stepper(self.trained, members, stacked=self.is_stacked, apart=apart, undecayed=undecayed, led=led)
 
     def _moved(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
         """Return a batch on the device of the networks."""
@@ -246,15 +249,17 @@ class _Trainer:
         for p in self.trained.values():
             p.grad = None
 
-    def _clip(self, *, stacked: bool = False) -> None:
-        """Clip the gradients as the phase's optimizer says."""
+    def _advance(self, rate: float) -> None:
+        """Clip the gradients as the phase's optimizer says, and take its step."""
+        self.sharing.weigh(self.params)
         clip, apart = self.phase.optimizer.clip, self.phase.optimizer.apart
         if clip is not None or self.phase.optimizer.coupled:
             for p, m in self.mask:  # what is removed neither counts for a norm nor turns a matrix
                 if p.grad is not None:
                     p.grad.mul_(m)
         if clip is not None:
-            clip_gradients(self.params, clip, apart=apart, stacked=stacked)
+            clip_gradients(self.params, clip, apart=apart, stacked=self.is_stacked)
+        self.stepper.step(rate)
 
     def losses(self) -> list[float]:
         """Return the mean training loss of each network since the last call."""
@@ -262,28 +267,21 @@ class _Trainer:
         self.total, self.count = torch.zeros_like(self.total), 0
         return means
 
+    def states(self, *, here: bool = False) -> list[State]:
+        """Return copies of the networks' states, in plain memory unless they are wanted `here`, on the device."""
+        found = self._states()
+        if here or devices.is_processor(self.task.device):
+            return found
+        return [State.from_flat({n: t.cpu() for n, t in s.flat().items()}, s.form) for s in found]
+
+    def _states(self) -> list[State]:
+        raise NotImplementedError
+
     def _apply_mask(self) -> None:
         if self.mask:
             with torch.no_grad():
                 for p, m in self.mask:
                     p.mul_(m)
-
-
-def _led(network: nn.Module) -> frozenset[str]:
-    """Return the names of parameters whose first axis runs over the members of a joint network."""
-    own = network.stacked if isinstance(network, Joint) else ()
-    return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") in own)
-
-
-def _in_plain_memory(state: State, device: torch.device) -> State:
-    """Return a state whose tensors are all where Python runs; slots may have been left on a device by a rule."""
-    if devices.is_processor(device):
-        return state
-    params, buffers, memory = (
-        {n: t.cpu() for n, t in held.items()} for held in (state.params, state.buffers, state.memory)
-    )
-    slots = {slot: {n: t.cpu() for n, t in held.items()} for slot, held in state.slots.items()}
-    return state.having(params=params, buffers=buffers, slots=slots, memory=memory)
 
 
 class PlainTrainer(_Trainer):
@@ -331,9 +329,7 @@ class PlainTrainer(_Trainer):
         if part is not None:
             task.parts.gather(self.trained)
         if self.scale is None or self.scale.divide(self.trained.values()):
-            self.sharing.weigh(self.params)
-            self._clip()
-            self.stepper.step(pace.rate)
+            self._advance(pace.rate)
         self._apply_mask()
         self.count += 1
 
@@ -356,17 +352,16 @@ class PlainTrainer(_Trainer):
         """Return those of the network."""
         return {n: p.grad.detach().clone() for n, p in self.trained.items() if p.grad is not None}
 
-    def states(self, *, here: bool = False) -> list[State]:
-        """Copy the values out."""
-        now = state_of(self.network, here=here)
-        (memory,) = self.stepper.memories()
+    def _states(self) -> list[State]:
+        now, (memory,) = state_of(self.network, here=True), self.stepper.memories()
         memory |= {} if self.scale is None else self.scale.memory()
-        found = self.state.having(params=now.params, buffers=now.buffers, memory=memory)
-        return [found if here else _in_plain_memory(found, self.task.device)]
+        return [self.state.having(params=now.params, buffers=now.buffers, memory=memory)]
 
 
 class StackedTrainer(_Trainer):
     """Several networks of equal shapes at once: stacked leaves, one mapped loss, one backward, one optimizer."""
+
+    is_stacked = True
 
     def mount(self, states: Sequence[State], keys: Sequence[int]) -> None:
         """Stack the states and restore the stacked optimizer."""
@@ -389,7 +384,7 @@ class StackedTrainer(_Trainer):
         self.mask = [(self.params[n], m.to(self.params[n].dtype)) for n, m in masks.items()]
         self._apply_mask()
         self.words = draws.words(*keys).view(-1, 2).to(device)
-        self.stepper = self._stepper(stacked=True)
+        self.stepper = self._stepper()
         self.stepper.restore([s.memory for s in states])
         self.own = self._own_settings()
         self.total, self.count = torch.zeros(len(states), device=device), 0
@@ -461,9 +456,7 @@ class StackedTrainer(_Trainer):
             self._drop_gradients()
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}
-        self.sharing.weigh(self.params)
-        self._clip(stacked=True)
-        self.stepper.step(pace.rate)
+        self._advance(pace.rate)
         self._apply_mask()
         self.total += self.sharing.logged(losses.detach())
         self.count += 1
@@ -515,18 +508,11 @@ class StackedTrainer(_Trainer):
         """Return those of the last network."""
         return {n: p.grad[-1].detach().clone() for n, p in self.trained.items() if p.grad is not None}
 
-    def states(self, *, here: bool = False) -> list[State]:
-        """Unstack everything."""
-        count = len(self.held)
-
-        def placed(t: Tensor) -> Tensor:
-            return t.detach() if here else t.detach().cpu()
-
-        params = batches.unstack({n: placed(p) for n, p in self.params.items()}, count)
-        buffers = batches.unstack({n: placed(b) for n, b in self.buffers.items()}, count)
-        memory = self.stepper.memories()
-        found = [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
-        return found if here else [_in_plain_memory(state, self.task.device) for state in found]
+    def _states(self) -> list[State]:
+        count, memory = len(self.held), self.stepper.memories()
+        params = batches.unstack({n: p.detach() for n, p in self.params.items()}, count)
+        buffers = batches.unstack(self.buffers, count)
+        return [s.having(params=params[i], buffers=buffers[i], memory=memory[i]) for i, s in enumerate(self.held)]
 
 
 Trainer = PlainTrainer | StackedTrainer

@@ -20,9 +20,8 @@ from choral.calibration.members import Loss, greedy_selection
 from choral.data.sources import Source, source_of
 from choral.data.splitting import held_out
 from choral.data.tensors import arranged, cast_targets, hashed
-from choral.engine.checkpoint import Branch, Watch
+from choral.engine.checkpoint import Branch, MemberStore, Watch
 from choral.engine.evaluate import Evaluator, PlainEvaluator, copied, suited
-from choral.engine.store import MemberStore
 from choral.engine.task import Task
 from choral.objectives.likelihoods import About
 from choral.plan.early_stopping import SHARE, EarlyStopping, Measure, Select
@@ -149,7 +148,8 @@ class Validation:
         weights = None if self.weights is None else self.weights[:8]
         prediction = self._prediction(torch.zeros(shape), self._read[:8], weights)
         targets = prediction.targets(few)
-        self.measure(prediction, targets, weights)
+        if self.measure != Measure.of(prediction.score):  # which every prediction has
+            self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
             said = f"validation has weights, but the measure {self.measure.name!r} is no mean over points"
             warn(f"{said} and is taken without them; measure 'nll' or another mean for a weighted one.")
@@ -286,12 +286,12 @@ _GAIN = 1e-9  # of the score; less is rounding
 
 
 class _Candidate(NamedTuple):
-    """A network at some time: its branch, its state, its outputs (member * draws, batch, ...) for held-out points."""
+    """A network at some time: the place of its branch among all, its state, and its outputs (member * draws, batch, ...) for held-out points."""
 
-    branch: Branch
+    branch: int
     state: State
     outputs: Tensor
-    is_held: bool
+    times: int  # that it is chosen at present
 
 
 def select_networks(
@@ -301,7 +301,16 @@ def select_networks(
 
     `now` holds the outputs of those that were trained in this epoch, by their place in `branches`.
     """
-    pool = list(_candidates(branches, now))
+    watches = [branch.watch for branch in branches]
+    now = {i: outputs for i, outputs in now.items() if bool(torch.isfinite(outputs).all())}
+    pool: list[_Candidate] = []
+    for i, watch in enumerate(watches):
+        if watch.held is not None:
+            pool.append(_Candidate(i, watch.held, watch.held.slots[_OUTPUTS]["outputs"], watch.count))
+        if i in now:
+            state = branches[i].reached
+            held = state.having(memory={}, slots={**state.slots, _OUTPUTS: {"outputs": now[i]}})
+            pool.append(_Candidate(i, held, now[i], 0))
     if not pool:
         return
     values, loss = validation.blended(torch.stack([c.outputs for c in pool]))
@@ -312,61 +321,23 @@ def select_networks(
         rows = loss(torch.einsum("m,m...->...", shares, values.double()).unsqueeze(0))[0]
         return float(rows.mean() if weights is None else (rows * weights).sum() / weights.sum())
 
-    first = _one_each(pool, greedy_selection(values, loss, picks=select.picks, weights=weights).counts)
-    kept = [i for i, count in enumerate(first) if count]
+    first = greedy_selection(values, loss, picks=select.picks, weights=weights).counts
+    best = {c.branch: n for n, c in sorted(enumerate(pool), key=lambda item: (first[item[0]], -item[0]))}
+    kept = [n for n, c in enumerate(pool) if first[n] and best[c.branch] == n]  # each branch at one time
     again = greedy_selection(values[kept], loss, picks=select.picks, weights=weights).counts
-    counts = tuple(again[kept.index(i)] if i in kept else 0 for i in range(len(pool)))
-    before = [c.branch.watch.count if c.is_held else 0 for c in pool]
-    gained = not sum(before) or cost(counts) < (old := cost(before)) - _GAIN * (1 + abs(old))
-    _note(pool, counts if gained else before, now, epoch if gained else None)
-
-
-def _candidates(branches: Sequence[Branch], now: dict[int, Tensor]) -> "list[_Candidate]":
-    found = []
-    for i, branch in enumerate(branches):
-        held = branch.watch.held
-        if held is not None:
-            kept = held.slots[_OUTPUTS]["outputs"]
-            found.append(_Candidate(branch, held, kept, True))
-        if i in now and bool(torch.isfinite(now[i]).all()):
-            found.append(_Candidate(branch, branch.reached, now[i], False))
-    return found
-
-
-def _one_each(pool: Sequence[_Candidate], counts: Sequence[int]) -> list[int]:
-    """Return counts in which each branch has one time left, the one that was chosen more often."""
-    most: dict[str, int] = {}
-    for i, (candidate, count) in enumerate(zip(pool, counts)):
-        name = str(candidate.branch.place)
-        if count and (name not in most or count > counts[most[name]]):
-            most[name] = i
-    return [count if most.get(str(c.branch.place)) == i else 0 for i, (c, count) in enumerate(zip(pool, counts))]
-
-
-def _note(pool: Sequence[_Candidate], counts: Sequence[int], now: dict[int, Tensor], gained: int | None) -> None:
-    """Write a choice into the watches; a network that is not chosen is held as it was when it was best."""
-    chosen = {str(c.branch.place) for c, count in zip(pool, counts) if count}
-    for candidate, count in zip(pool, counts):
-        watch, place = candidate.branch.watch, str(candidate.branch.place)
-        if gained is not None:
-            watch.gained = gained
-        if place in chosen:
-            if count:
-                watch.count = count
-                watch.held = _held(candidate)
-        elif candidate.is_held:
-            watch.count = 0
-        else:
-            watch.count = 0
-            if watch.held is None or watch.state is candidate.branch.state:  # it is at its best now
-                watch.held = _held(candidate)
-
-
-def _held(candidate: _Candidate) -> State:
-    if candidate.is_held:
-        return candidate.state
-    slots = {**candidate.state.slots, _OUTPUTS: {"outputs": candidate.outputs}}
-    return candidate.state.having(memory={}, slots=slots)
+    counts, before = [0] * len(pool), [c.times for c in pool]
+    for n, count in zip(kept, again):
+        counts[n] = count
+    is_better = not sum(before) or cost(counts) < (old := cost(before)) - _GAIN * (1 + abs(old))
+    for watch in watches:
+        watch.count, watch.gained = 0, epoch if is_better else watch.gained
+    for candidate, count in zip(pool, counts if is_better else before):
+        if count:
+            watches[candidate.branch].count, watches[candidate.branch].held = count, candidate.state
+    for candidate in pool:  # one that is not chosen is held as it was when it was best
+        watch, i = watches[candidate.branch], candidate.branch
+        if not watch.count and i in now and (watch.held is None or watch.state is branches[i].state):
+            watch.held = candidate.state
 
 
 def sound(watch: Watch) -> State | None:
@@ -376,9 +347,9 @@ def sound(watch: Watch) -> State | None:
     return watch.held.having(slots={name: held for name, held in watch.held.slots.items() if name != _OUTPUTS})
 
 
-def is_tired(select: Select, branches: Sequence[Branch], epoch: int) -> bool:
+def is_tired(select: Select | None, branches: Sequence[Branch], epoch: int) -> bool:
     """Return whether no choice has been better for too long."""
-    return epoch - max((b.watch.gained for b in branches), default=0) >= select.patience
+    return select is not None and epoch - max((b.watch.gained for b in branches), default=0) >= select.patience
 
 
 def settle_selection(branches: Sequence[Branch]) -> bool:

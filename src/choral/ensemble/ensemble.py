@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,18 +20,17 @@ from choral.base.errors import InputError, NotFiniteError, RunError, explained, 
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
+from choral.calibration import MemberSelection, StackingWeights, Temperature, fit_stacking, select_members
 from choral.calibration.members import Correction
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
 from choral.data.tensors import arranged, check_same_order, names_of
 from choral.deploy.export import export, table_of
 from choral.engine.blueprint import Blueprint
-from choral.engine.compute import Compute
+from choral.engine.checkpoint import MemberStore, member_tensors
 from choral.engine.evaluate import Evaluation
 from choral.engine.files import pack_tensors, sweep, write_bytes
-from choral.engine.store import MemberStore, member_tensors
 from choral.engine.task import Task
-from choral.ensemble import corrections
 from choral.layers.attention import put_back
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
@@ -109,6 +108,100 @@ def _check_finite(outputs: Tensor) -> None:
         )
 
 
+def _checked(values: Sequence[Any], *, kind: type[Predictive]) -> tuple[Correction, ...]:
+    """Return corrections in the order they are applied; InputError for two of one sort, or one that its kind of prediction does not take."""
+    ranked: dict[int, Correction] = {}
+    for value in values:
+        if not isinstance(value, kind.accepts):
+            known = ", ".join(accepted.__name__ for accepted in kind.accepts)
+            raise InputError(f"{type(value).__name__} does not apply to {kind.task}; give values of {known}.")
+        other = ranked.setdefault(value.rank, value)
+        if other is not value:
+            raise InputError(
+                f"{type(other).__name__} and {type(value).__name__} are two corrections of one sort; give one."
+            )
+    return tuple(ranked[i] for i in sorted(ranked))
+
+
+def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
+    """Return a prediction with corrections applied in order; conformal rules are kept in it for `sets` or `interval`.
+
+    >>> import torch
+    >>> from choral.predictions import Classification
+    >>> p = Classification(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
+    >>> correct(p, [MemberSelection(indices=(0,), nll=(0.1,)), Temperature(temperatures=(2.0,))]).logits.tolist()
+    [[[1.0, 0.0]]]
+    """
+    for value in values:
+        prediction = value.corrected(prediction)
+    return prediction
+
+
+def _staying(values: Sequence[Correction], asked: Mapping[str, Any]) -> tuple[Correction, ...]:
+    """Return what stays when those `asked` for are fitted: the weights of all members, unless members are weighted or selected anew."""
+    kinds = {type(value) for value in values}
+    if MemberSelection in kinds or any(asked.get(name) for name in ("select", "stacking")):
+        return ()
+    return tuple(value for value in values if type(value) is StackingWeights)
+
+
+def fit_corrections(
+    prediction: Predictive,
+    y: Any,
+    *,
+    select: int | None = None,
+    temperature: Literal["ensemble", "member"] | None = None,
+    stacking: bool = False,
+    level: float | None = None,
+    conformal: str | None = None,
+    seed: int = 0,
+) -> tuple[Correction, ...]:
+    """Return corrections fitted one after the other, each on what the ones before leave: those that are named, else one temperature.
+
+    Args:
+        prediction: of held-out rows no member was trained on, without corrections.
+        y: labels or targets of those rows.
+        select: choose at most this many members greedily by log score.
+        temperature: divide logits by one number for the 'ensemble' or one for each 'member' (classification).
+        stacking: weigh members by the log score of their mixture.
+        level: nominal coverage of conformal sets or intervals; none are fitted if None.
+        conformal: one of the prediction's `rules`, the first of them if None: 'aps' or 'raps' for classes ('raps' with
+            penalty 0.01 beyond 2 classes); 'scaled' (by the predicted deviation), 'residual' or 'quantile' (the mixture's
+            own interval, corrected) for regression.
+        seed: of the random shares in sets of classes.
+    """
+    found: list[Correction] = []
+    targets = prediction.targets(y)
+
+    def add(value: Correction) -> None:
+        nonlocal prediction
+        found.append(value)
+        prediction = value.corrected(prediction)
+
+    if conformal is not None and level is None:
+        raise InputError(
+            f"conformal is {conformal!r}, but no level says how much is to be covered; give level=0.9, say."
+        )
+    if not stacking and all(value is None for value in (select, temperature, level)):
+        if Temperature not in prediction.accepts:
+            raise InputError(
+                f"nothing says what is to be fitted, and {prediction.task} has no temperature; give level=0.9 for intervals that cover 90 %, "
+                "or stacking=True for weights of members."
+            )
+        temperature = "ensemble"
+    if select is not None or stacking:
+        prediction.check_mixture()
+    if select is not None:
+        add(select_members(prediction.log_scores(targets), members=select))
+    if temperature is not None:
+        add(prediction.fit_temperature(targets, per=temperature))
+    if stacking:
+        add(fit_stacking(prediction.log_scores(targets)))
+    if level is not None:
+        add(prediction.fit_conformal(targets, level=level, rule=conformal, seed=seed))
+    return tuple(found)
+
+
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 _PLAIN = Interface()
 _PRECISIONS: dict[str, torch.dtype | None] = dict.fromkeys(("fp32", "bf16", "fp16")) | {"fp64": torch.float64}
@@ -135,7 +228,7 @@ class Ensemble:
         self.recipe, self.likelihood, self.table = recipe, likelihood, table
         self.info = info or {}
         self._inputs = inputs
-        self.posthoc = corrections.checked(posthoc, kind=likelihood.prediction)
+        self.posthoc = _checked(posthoc, kind=likelihood.prediction)
         self._store, self._count = store, count
         self._build = build
         if likelihood.target is not None:
@@ -215,7 +308,7 @@ class Ensemble:
         threads: int | None = None,
     ) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); arguments as in `predict`."""
-        return self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
+        return self._outputs(x, batch_size, device, precision, threads)
 
     if not TYPE_CHECKING:  # a type checker reports names that are not here
 
@@ -326,7 +419,7 @@ class Ensemble:
                 1e-12 with the other rows, and networks are run one by one.
             threads: threads of torch's operations during the call; None decides by the network and the number of rows.
         """
-        outputs = self._outputs(x, batch_size, device, precision, Compute(threads=threads).threads)
+        outputs = self._outputs(x, batch_size, device, precision, threads)
         return Prediction(self._corrected(outputs), self._interface.target)
 
     def _predictive(self, x: Any, **options: Any) -> Predictive:
@@ -335,7 +428,7 @@ class Ensemble:
 
     def _corrected(self, outputs: Tensor) -> Predictive:
         """Return what raw outputs (row, batch, ...) predict, with all corrections."""
-        return corrections.correct(self._uncorrected(outputs), self.posthoc)
+        return correct(self._uncorrected(outputs), self.posthoc)
 
     @property
     def _numbers(self) -> list[int]:
@@ -409,7 +502,7 @@ class Ensemble:
         (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
         """
         twin = copy.copy(self)
-        twin.posthoc = corrections.checked(values, kind=self.likelihood.prediction)
+        twin.posthoc = _checked(values, kind=self.likelihood.prediction)
         return twin
 
     @guarded
@@ -422,15 +515,15 @@ class Ensemble:
             x: held-out inputs, as given to predict.
             y: their labels or targets; by default the target column of a data frame.
             batch_size: most rows evaluated at once.
-            options: what to fit, as in `choral.ensemble.corrections.fit_corrections`: select=4, temperature='ensemble',
+            options: what to fit, as in `choral.ensemble.ensemble.fit_corrections`: select=4, temperature='ensemble',
                 stacking=True, level=0.9; by default one temperature of the ensemble.
         """
         y = self._arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
         self._check_targets(y, outputs)
-        kept = corrections.staying(self.posthoc, options)
-        prediction = corrections.correct(self._uncorrected(outputs), kept)
-        return self.with_posthoc(*kept, *typed(corrections.fit_corrections)(prediction, y, **options))
+        kept = _staying(self.posthoc, options)
+        prediction = correct(self._uncorrected(outputs), kept)
+        return self.with_posthoc(*kept, *typed(fit_corrections)(prediction, y, **options))
 
     @guarded
     def save(self, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""What is estimated once members are trained: the size of the noise, and scores and conformal rules of out-of-fold predictions.
+"""What is settled once members are trained: which of them count, the size of the noise, and scores and conformal rules of out-of-fold predictions.
 
 Out-of-fold predictions are what members say about training rows that were held out of their own training. They are as honest as
 predictions of new rows (a little worse, since each comes from a part of the members), and no row is lost to testing.
@@ -16,15 +16,36 @@ from choral.base.values import from_dict
 from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.sources import Source
+from choral.engine.checkpoint import MemberStore
 from choral.engine.files import pack_tensors, unpack_tensors, write_bytes
 from choral.engine.folder import keep_likelihood, read_likelihood
 from choral.engine.task import some_points
 from choral.ensemble.ensemble import Ensemble
+from choral.plan.early_stopping import SHARE
 from choral.plan.operators import folds_of
+from choral.plan.walk import trainings
 from choral.predictions import Predictive, scores_of
+from choral.recipes.recipe import Recipe
 
 _ROWS = 2048  # residuals that are looked at
 _FEW_ROWS = 256  # rows that tell whether anything was learned
+
+
+def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Correction, ...]]:
+    """Return a store that shows the networks that a recipe has chosen of so many, how many, and their weights as a correction.
+
+    Everything stays as it is where the recipe does not choose, or nothing was held out to choose by.
+    """
+    if not any(phase.select for phase in trainings(recipe.plan)):
+        return store, count, ()
+    held = [store.get(i).slots.get(SHARE) for i in range(count)]
+    shares = [0.0 if one is None else float(one["share"]) for one in held]
+    numbers = [i for i, share in enumerate(shares) if share > 0]
+    if not numbers:
+        return store, count, ()
+    rows, total = recipe.structure.members * recipe.structure.draws, sum(shares)
+    weights = tuple(shares[i] / total / rows for i in numbers for _ in range(rows))
+    return store.showing(numbers), len(numbers), (StackingWeights(weights=weights),)
 
 
 def settle_noise(

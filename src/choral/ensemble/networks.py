@@ -18,8 +18,8 @@ from choral.data.inputs import Transform, Transforms
 from choral.data.sources import Source, as_targets, source_of
 from choral.data.tensors import cast_targets
 from choral.engine.blueprint import state_of, uncompiled
+from choral.engine.checkpoint import MemberStore
 from choral.engine.identity import fingerprint
-from choral.engine.store import MemberStore
 from choral.engine.task import Task, make_task
 from choral.engine.trainers import sharing_of
 from choral.ensemble.ensemble import Ensemble

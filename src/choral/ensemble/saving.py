@@ -1,10 +1,7 @@
 """Saved ensembles, one file or a run folder, read back.
 
-Everything that comes from a file passes here: whole by its checksum, of the right form by its schema, within bounds, and
-fitting the network it names, before anything is predicted with it. Whatever is wrong is a RunError of one sentence.
-
-Bounds on what a file may ask for are checked before memory or time is spent on it. They are generous: nothing that was ever
-fitted comes near them. What a caller asks for in Python has no bounds.
+A file is checked before anything is predicted with it: its checksum, its schema, bounds on what it asks to be built, and whether it fits
+its network. The bounds are far above anything that is fitted, and hold for files alone.
 """
 
 import contextlib
@@ -23,38 +20,18 @@ from choral.base.errors import ConversionError, InputError, PlanError, RunError,
 from choral.base.interface import Interface
 from choral.base.types import Builds
 from choral.base.values import Function, from_dict, known_kinds
-from choral.calibration import StackingWeights
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
+from choral.engine.checkpoint import MemberStore, state_from
 from choral.engine.files import expect, unpack_tensors
 from choral.engine.folder import read_costs, read_likelihood, read_plan, run_of
 from choral.engine.identity import FINGERPRINT, changes
-from choral.engine.store import MemberStore, state_from
 from choral.ensemble.ensemble import Ensemble
+from choral.ensemble.held_out import chosen
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost
-from choral.plan.early_stopping import SHARE
-from choral.plan.walk import trainings
 from choral.recipes.recipe import Recipe
 from choral.tables.table import Table, table_from
-
-
-def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Correction, ...]]:
-    """Return a store that shows the networks that a recipe has chosen of so many, how many, and their weights as a correction.
-
-    Everything stays as it is where the recipe does not choose, or nothing was held out to choose by.
-    """
-    if not any(phase.select for phase in trainings(recipe.plan)):
-        return store, count, ()
-    held = [store.get(i).slots.get(SHARE) for i in range(count)]
-    shares = [0.0 if one is None else float(one["share"]) for one in held]
-    numbers = [i for i, share in enumerate(shares) if share > 0]
-    if not numbers:
-        return store, count, ()
-    rows, total = recipe.structure.members * recipe.structure.draws, sum(shares)
-    weights = tuple(shares[i] / total / rows for i in numbers for _ in range(rows))
-    return store.showing(numbers), len(numbers), (StackingWeights(weights=weights),)
-
 
 _COUNTED = {
     "batch_repetition", "branches", "components", "draws", "members", "minimum_channels", "scale", "subgroups", "times", "width",

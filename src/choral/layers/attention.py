@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
-from choral.base.names import matches
+from choral.base.text import matches
 from choral.layers.convert import swap, tied_layers, within
 from choral.layers.functional import emptied, filled, numbers, same_results
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from choral.base.errors import ConversionError
-from choral.base.names import fitting, matches
+from choral.base.text import fitting, matches
 from choral.layers.functional import Twin
 
 

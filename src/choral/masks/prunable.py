@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from choral.base.errors import InputError
-from choral.base.names import fitting
 from choral.base.order import Called
+from choral.base.text import fitting
 from choral.masks.sampling import Unit
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")

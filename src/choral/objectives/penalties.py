@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.names import matches
+from choral.base.text import matches
 from choral.base.types import Params, Slots
 from choral.base.values import Value
 from choral.objectives.likelihoods import Likelihood

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.base.names import matches
+from choral.base.text import matches
 from choral.base.values import Function
 from choral.objectives.limits import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Limited, Limits
 

@@ -243,6 +243,8 @@ def make(name: str, **options: Any) -> Recipe:
 
 
 def __getattr__(name: str) -> Any:
+    if name in METHODS:
+        return globals().setdefault(name, METHODS[name].call)
     raise AttributeError(no_attribute("choral.recipes", name, METHODS))
 
 
@@ -250,4 +252,7 @@ def __dir__() -> list[str]:
     return [*METHODS]
 
 
-globals().update({name: method.call for name, method in METHODS.items()})
+for _name in (
+    METHODS
+):  # which `__getattr__` gives when it is first used: the help of all methods takes longer than importing them
+    del globals()[_name]

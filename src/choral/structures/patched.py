@@ -12,7 +12,7 @@ from torch import nn
 
 from choral.base import rng
 from choral.base.errors import ConversionError
-from choral.base.names import fitting, matches
+from choral.base.text import fitting, matches
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
 from choral.layers.convert import holds_frozen, swap, tied_layers, within

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from choral.base import draws
 from choral.base.errors import ConversionError, InputError
-from choral.base.names import fitting, matches
+from choral.base.text import fitting, matches
 from choral.layers.bayesian.dropout import DROPOUTS
 from choral.layers.convert import swap, tied_layers
 from choral.layers.joint.network import Foldable, Joint

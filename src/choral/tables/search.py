@@ -26,10 +26,10 @@ from choral.base.types import Build
 from choral.calibration import StackingWeights, bagged_selection
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
+from choral.engine.checkpoint import MemberStore
 from choral.engine.files import read_json, sha256, write_json
 from choral.engine.folder import claimed, clear, folder_name
 from choral.engine.identity import fingerprint
-from choral.engine.store import MemberStore
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.held_out import FOLDS, OutOfFold, complete, keep_folds, settle_noise
