@@ -1,5 +1,6 @@
 """The page: texts, tables and figures of the content, in sections that page.html lays out; it loads nothing from a network."""
 
+import re
 import statistics
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from choral.base.text import number, short, visible
 from choral.comparison.comparison import by_method, difference, is_number
 from choral.engine.files import write_bytes, write_json
 from choral.plots import label
+from choral.recipes import METHODS
 from choral.report.content import WRONG, Content, collect
 from choral.report.figures import COLORS, Picture, look, picture, settings, variables
 
@@ -149,10 +151,16 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         meanings={label(n).replace(" FLOPs", " cost"): text for n, text in MEANINGS.items()},
         methods=[] if content.alone else content.methods,
         places={m: i for i, m in enumerate(content.methods)},
+        papers={m: f"https://arxiv.org/abs/{number}" for m in content.methods for number in _arxiv(m)},
         short=short,
         made={n: short(str(made.get(n, "")), 300) for n in ("date", "command", "choral")},
         version=__version__,
     )
+
+
+def _arxiv(method: str) -> list[str]:
+    """Return the number of the first paper of a method that arXiv has, if there is one."""
+    return re.findall(r"arXiv:(\d{4}\.\d{4,5})", METHODS[method].paper if method in METHODS else "")[:1]
 
 
 def _hash(text: str) -> str:
