@@ -1,6 +1,7 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
 import inspect
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
 from choral.callbacks import Bars, one_of
 from choral.comparison.comparison import DIVERGED, Comparison, findings, over_seeds
-from choral.comparison.evaluation import Trial, judged, make_trial, row_of, shuffled
+from choral.comparison.evaluation import Trial, judged, make_trial, row_of
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
 from choral.data.sources import as_inputs, source_of
@@ -217,17 +218,25 @@ def compare(
         raise InputError(f"run_dir is {run_dir}; a comparison is written into a folder of this machine: give a path.")
     place = None if run_dir is None else Path(run_dir)
     folders = {own: place / f"seed-{own}" if several and place is not None else place for own in owns}
+    named = _named(recipes)
     if compute.cluster is not None:
         from choral.cluster.run import check_cluster, train_apart
 
         extends = "extend" if options.get("on_existing") == "extend" else None
         check_cluster(compute.cluster, run_dir, time_limit=compute.time_limit, on_existing=extends)
         options["compute"] = replace(compute, cluster=None)
-        train_apart(_asked(build, problem, recipes, folders, options), compute.cluster)
+        known = {n: v for n, v in options.items() if n in (*OPTIONS, "device")} | {"table": problem.table}
+        asked: list[tuple[Call, Path, Callback | None, Any]] = []
+        for (own, folder), (name, recipe) in itertools.product(folders.items(), named.items()):
+            assert folder is not None
+            call = call_of(build, problem.points, recipe, known | {"seed": own})
+            hear, where = heard(options.get("callbacks"), name, recipe), (folder / folder_name(name)).resolve()
+            asked.append((call, where, hear, options.get("on_existing", "resume")))
+        train_apart(asked, compute.cluster)
         options |= {"on_existing": "resume", "callbacks": None, "progress": False}  # all is trained, and was heard
     parts = {}
     for own, folder in folders.items():
-        rows, details = _measured(build, problem, recipes, trial, folder, options | {"seed": own})
+        rows, details = _measured(build, problem, named, trial, folder, options | {"seed": own})
         parts[own] = Comparison(rows, settings | {"seed": own}, details)
     names = [row["method"] for row in next(iter(parts.values())).rows if DIVERGED not in row]
     baseline = "single" if "single" in names else names[0]
@@ -270,10 +279,10 @@ def _columns(data: Any) -> dict[str, tuple[str, ...]]:
     return {} if isinstance(data, Problem) else columns_in(data[0]) | columns_in(data[1], "y")
 
 
-def _named(recipes: Sequence[Recipe]) -> list[tuple[str, Recipe]]:
-    """Return the recipes with names that differ."""
+def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
+    """Return the recipes by names that differ."""
     twins = [sum(r.name == recipe.name for r in recipes[:number]) for number, recipe in enumerate(recipes)]
-    return [(recipe.name + (f"_{twin + 1}" if twin else ""), recipe) for recipe, twin in zip(recipes, twins)]
+    return {recipe.name + (f"_{twin + 1}" if twin else ""): recipe for recipe, twin in zip(recipes, twins)}
 
 
 def heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
@@ -281,37 +290,17 @@ def heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
     return callbacks(name, recipe.epochs, recipe.length) if isinstance(callbacks, Bars) else one_of(callbacks)
 
 
-def _asked(
-    build: Build | nn.Module,
-    problem: Problem,
-    recipes: Sequence[Recipe],
-    folders: dict[int, Path | None],
-    options: dict[str, Any],
-) -> list[tuple[Call, Path, Callback | None, Any]]:
-    """Return the runs of all methods and seeds, for a cluster to train."""
-    found = []
-    data, known = problem.points, {n: v for n, v in options.items() if n in (*OPTIONS, "device")}
-    for own, folder in folders.items():
-        for name, recipe in _named(recipes):
-            assert folder is not None
-            call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
-            hear = heard(options.get("callbacks"), name, recipe)
-            place = (folder / folder_name(name)).resolve()
-            found.append((call, place, hear, options.get("on_existing", "resume")))
-    return found
-
-
 def _measured(
     build: Build | nn.Module,
     problem: Problem,
-    recipes: Sequence[Recipe],
+    recipes: Mapping[str, Recipe],
     trial: Trial,
     run_dir: Path | None,
     options: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Fit and judge every recipe with one seed; return the rows and what a report shows beyond them."""
     rows, evaluations = [], {}
-    for name, recipe in _named(recipes):
+    for name, recipe in recipes.items():
         folder = None if run_dir is None else run_dir / folder_name(name)
         try:
             own = options | {"callbacks": heard(options.get("callbacks"), name, recipe)}
@@ -331,10 +320,10 @@ def trial_of(
 ) -> Trial:
     """Return what all methods are judged by: the test rows, out-of-distribution ones (`ood`, or made from them), and corrupted ones of images."""
     x, shape, name = problem.x_test, problem.image_shape, "the given second data set"
-    several = not isinstance(x, np.ndarray)
     if ood is None:
-        ood, name = shuffled(x) if several else strange(x, shape=shape)
-    if corruptions == "all" and (several or problem.task != "classification" or not holds_images(x, shape=shape)):
+        ood, name = strange(x, shape=shape)
+    images = isinstance(x, np.ndarray) and problem.task == "classification" and holds_images(x, shape=shape)
+    if corruptions == "all" and not images:
         corruptions = ()
     strangers: dict[str, Any] = {"ood": ood, "ood_name": name, "corruptions": corruptions}
     return make_trial(x, problem.y_test, sample_weight=weights, image_shape=shape, corrupted_rows=200, **strangers)

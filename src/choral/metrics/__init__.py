@@ -33,8 +33,6 @@ from choral.metrics.evaluate import (
     evaluate_classification,
     evaluate_regression,
     mean_corruption_error,
-    relative_corruption_errors,
-    relative_mean_corruption_error,
 )
 from choral.metrics.inputs import PROB_FLOOR
 from choral.metrics.regression import (
@@ -74,8 +72,7 @@ __all__ = [
     "expected_entropy", "fpr95", "gaussian_crps", "gaussian_log_scores", "interval_coverage", "interval_width",
     "logits_nll", "max_logit_score", "mce", "mean_corruption_error", "member_correlation", "mixture_cdf",
     "mixture_interval", "mixture_nll", "mixture_quantile", "mutual_information", "nll", "ood_scores", "pair_matrices",
-    "relative_corruption_errors", "relative_mean_corruption_error", "reliability_table", "rmse", "top_accuracy",
-    "variation_ratio",
+    "reliability_table", "rmse", "top_accuracy", "variation_ratio",
 ]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

@@ -154,31 +154,20 @@ def corrupted_means(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dic
     return {f"c_{name}": sum(cell[name] for cell in cells) / len(cells) for name in names}
 
 
-def corruption_errors(errors: Errors, baseline_errors: Errors) -> dict[str, float]:
+def corruption_errors(
+    errors: Errors, baseline_errors: Errors, *, clean_error: float = 0.0, baseline_clean_error: float = 0.0
+) -> dict[str, float]:
     """Return for each corruption the error summed over severities divided by the baseline's (CE; 1 = the baseline).
+
+    With clean errors, it is the error added to the clean one divided by what the baseline adds (relative CE).
 
     Args:
         errors: corruption -> error rate (1 - accuracy) at each severity.
         baseline_errors: the same for the network compared with.
+        clean_error, baseline_clean_error: error rates of both on clean data.
 
     Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
     Perturbations", 2019, arXiv:1903.12261, section 4.1. Papers print these times 100.
-    """
-    return relative_corruption_errors(errors, baseline_errors, clean_error=0.0, baseline_clean_error=0.0)
-
-
-def relative_corruption_errors(
-    errors: Errors, baseline_errors: Errors, *, clean_error: float, baseline_clean_error: float
-) -> dict[str, float]:
-    """Return for each corruption the error added to the clean one, divided by what the baseline adds (relative CE).
-
-    Args:
-        errors: corruption -> error rate at each severity.
-        baseline_errors: the same for the network compared with.
-        clean_error: error rate on clean data.
-        baseline_clean_error: the same for the network compared with.
-
-    Reference: Hendrycks & Dietterich (see `corruption_errors`), section 4.1.
     Differs from the paper: appendix D.4 of Ensemble Model Patching subtracts the method's own clean error from the
     baseline's corrupted error; here, as in the original definition, the baseline's own is subtracted.
     """
@@ -198,21 +187,11 @@ def relative_corruption_errors(
     return {name: value / divisors[name] for name, value in added.items()}
 
 
-def mean_corruption_error(errors: Errors, baseline_errors: Errors) -> float:
-    """Return the mean corruption error, the mean of `corruption_errors` (1 = the baseline).
+def mean_corruption_error(errors: Errors, baseline_errors: Errors, **clean: float) -> float:
+    """Return the mean of `corruption_errors` (mCE, or relative mCE with clean errors; 1 = the baseline); arguments are the same.
 
     >>> mean_corruption_error({"fog": [0.2, 0.4], "snow": [0.3, 0.3]}, {"fog": [0.4, 0.8], "snow": [0.3, 0.3]})
     0.75
     """
-    values = corruption_errors(errors, baseline_errors)
-    return sum(values.values()) / len(values)
-
-
-def relative_mean_corruption_error(
-    errors: Errors, baseline_errors: Errors, *, clean_error: float, baseline_clean_error: float
-) -> float:
-    """Return the relative mean corruption error, the mean of `relative_corruption_errors` (1 = the baseline)."""
-    values = relative_corruption_errors(
-        errors, baseline_errors, clean_error=clean_error, baseline_clean_error=baseline_clean_error
-    )
+    values = corruption_errors(errors, baseline_errors, **clean)
     return sum(values.values()) / len(values)

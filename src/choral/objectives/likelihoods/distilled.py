@@ -118,7 +118,7 @@ class SoftClasses(Likelihood):
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return class probabilities, by Dirichlets if there is a level."""
         kind, shift = (Classification, 0.0) if self.level is None else (DirichletClasses, self.level)
-        return kind(outputs + shift, about.combine, about.names, axis=self.axis, learners=about.learners)  # type: ignore[arg-type]  # a combine
+        return kind(outputs + shift, about.combine, about.names, axis=self.axis, learners=about.learners)
 
 
 @dataclass(frozen=True)
