@@ -201,7 +201,7 @@ def compare(
         options: further arguments of `fit`, for every method; `sample_weight` may be a pair, of training rows and of test rows; a cluster in `compute` trains all methods and seeds side by side.
     """
     check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)
-    problem, compute = _problem(data), options.get("compute") or Compute()
+    (problem, columns), compute = _problem(data), options.get("compute") or Compute()
     counted = None
     if isinstance(options.get("sample_weight"), tuple) and len(options["sample_weight"]) == 2:
         options["sample_weight"], counted = options["sample_weight"]
@@ -209,7 +209,7 @@ def compare(
         options["likelihood"] = problem.likelihood
     spending = None if equal == "epochs" else Spending(build, problem.points, options)
     recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
-    trial = trial_of(problem, weights=counted, ood=arranged(ood, _columns(data)), corruptions=corruptions)
+    trial = trial_of(problem, weights=counted, ood=arranged(ood, columns), corruptions=corruptions)
     owns, several = _checked_seeds(seed), not is_whole(seed)
     settings = {"data": problem.name, "budget": budget, "seed": owns[0], "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
@@ -262,21 +262,17 @@ def _checked_seeds(seed: Any) -> list[int]:
     return [int(s) for s in found]
 
 
-def _problem(data: Any) -> Problem:
+def _problem(data: Any) -> tuple[Problem, dict[str, tuple[str, ...]]]:
+    """Return data as a problem, and the names of the columns of training data that are data frames."""
     if isinstance(data, Problem):
-        return data
+        return data, {}
     if not isinstance(data, tuple | list) or len(data) != 4:
         raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
-    columns = _columns(data)
+    columns = columns_in(data[0]) | columns_in(data[1], "y")
     x_test, y_test = arranged(data[2], columns), arranged(data[3], columns, "y")
     inputs: list[Any] = [as_inputs(x) for x in (data[0], x_test)]
     x, x_test = (made.numpy() if isinstance(made, Tensor) else made for made in inputs)
-    return Problem("arrays", x, np.asarray(data[1]), x_test, np.asarray(y_test))
-
-
-def _columns(data: Any) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of training data that are data frames."""
-    return {} if isinstance(data, Problem) else columns_in(data[0]) | columns_in(data[1], "y")
+    return Problem("arrays", x, np.asarray(data[1]), x_test, np.asarray(y_test)), columns
 
 
 def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from choral.base.arguments import guarded
 from choral.base.errors import InputError
 from choral.base.types import Build
-from choral.data.datasets import is_dataset
+from choral.data.datasets import inputs_in, is_dataset
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train
 from choral.objectives.likelihoods import Likelihood, SoftClasses, SoftGaussian, TargetScale
@@ -105,5 +105,4 @@ class _Taught(Dataset[Any]):
         return len(self.data)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        item = self.data[index]
-        return item[0] if isinstance(item, tuple | list) and len(item) in (1, 2) else item, self.targets[index]
+        return inputs_in(self.data[index]), self.targets[index]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
-from choral.base.errors import InputError
+from choral.base.errors import needed
 from choral.base.text import short, visible
 from choral.plots import MUTED
 
@@ -33,12 +33,8 @@ COLORS = 12  # later methods have the same colors with other dashes, and their n
 @contextmanager
 def settings() -> Iterator[None]:
     """Hold matplotlib's settings at those of the report; every figure must be made inside."""
-    try:
-        import jinja2  # noqa: F401  # the page needs it
-        from matplotlib import style
-    except ImportError as error:
-        needs = error.name or "matplotlib"
-        raise InputError(f"a report needs {needs}, which is not installed; pip install 'choral[plots]'.") from error
+    needed("jinja2", "plots")  # for the page
+    style = needed("matplotlib.style", "plots")
     with style.context(Path(__file__).with_name("figures.mplstyle"), after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's own fonts have it
         yield

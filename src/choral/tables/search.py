@@ -282,7 +282,7 @@ class _Search:
         self.train, self.judge, self.folder, self.limit = train, judge, folder, limit
         self.started = limit.started if isinstance(limit, Limit) else time.perf_counter()
         self.ends = math.inf if limit is None else defaults.training_ends(limit, time.perf_counter() - self.started)
-        self.overwrite, self.begun, self.tell = overwrite, set[Path](), tell
+        self.overwrite, self.tell = overwrite, tell
         self.tried: list[_Tried] = []
         self.notes: list[str] = []
 
@@ -300,9 +300,7 @@ class _Search:
         limits: dict[str, Any] = {"time_limit": limit}
         if self.folder is not None:
             place = self.folder / folder_name(candidate.name)
-            anew = self.overwrite and place not in self.begun
-            limits |= {"run_dir": place, "on_existing": "overwrite" if anew else "resume"}
-            self.begun.add(place)
+            limits |= {"run_dir": place, "on_existing": "overwrite" if self.overwrite else "resume"}
         try:
             ensemble = self.train(candidate, candidate.recipe(epochs, candidate.members), limits)
         except (DivergedError, RunError) as error:
@@ -376,7 +374,7 @@ def search(
         found = _Search(train, judge, folder, time_limit, overwrite, tell)
         first = found.attempt(candidates[0], candidates[0].epochs)
         for run in folder.iterdir() if folder is not None and overwrite else ():  # of candidates of another search
-            if run not in found.begun and not run.is_symlink() and (run / "plan.json").exists():
+            if run.name != folder_name(candidates[0].name) and not run.is_symlink() and (run / "plan.json").exists():
                 clear(run)
         others = found.others(first, candidates[1:])
         for number, (candidate, epochs) in enumerate(others):
