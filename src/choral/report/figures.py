@@ -16,7 +16,6 @@ from choral.base.text import short, visible
 from choral.plots import MUTED
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
@@ -112,16 +111,16 @@ class Picture:
 def picture(
     name: str,
     title: str,
-    draw: Callable[["Axes"], Any],
+    draw: Callable[..., Any],
     size: tuple[float, float] = (420, 250),
     **more: Any,
 ) -> Picture:
-    """Return a figure of some size in points, drawn on one pair of axes; its lettering is made fit to be shown."""
+    """Return a figure of some size in points, drawn by `draw(ax=axes)`; its lettering is made fit to be shown."""
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
     figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
-    draw(figure.subplots())
+    draw(ax=figure.subplots())
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_text(short(text.get_text()))
