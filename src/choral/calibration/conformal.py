@@ -322,6 +322,8 @@ def fit_conformal_sets(
     Angelopoulos et al., "Uncertainty Sets for Image Classifiers using Conformal Prediction", 2021, arXiv:2009.14193,
     algorithms 2 and 3.
     """
+    if penalty < 0 or free_classes < 0:
+        raise InputError(f"penalty is {penalty} and free_classes {free_classes}; neither can be negative.")
     probs = checked_probs(probs)
     own = checked_labels(labels, probs).unsqueeze(1)
     made: dict[str, Any] = {"penalty": penalty, "free_classes": free_classes, "randomized": randomized}

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError
 from choral.base.text import number
 from choral.cli.options import Json, Saved
 from choral.cli.output import json_text, note, say, write_json
@@ -188,11 +188,11 @@ def _beside(
             asked = "--id" if ids else "--keep-columns"
             raise InputError(f"{asked} is about a table, but {data} holds arrays; leave it out.")
         return {}
+    from choral.tables.table import check_column
+
     names, found = list(frame.columns), {}
     for name in ids:
-        if name not in names:
-            shown = ", ".join(names[:20])
-            raise InputError(f"--id: {data} has no column '{name}'; it has {shown}.{did_you_mean(name, names)}")
+        check_column(frame, name, f"--id: {data}")
     for name in names if everything else [*(n for n in loaded.table.beside if n in names), *ids]:
         free = name
         while free in own or (free != name and free in names):

@@ -10,10 +10,9 @@ from choral.metrics.classification import binned, brier_rows, correct_rows, equa
 from choral.metrics.diversity import mean_of_pairs, member_correlation, pair_matrices
 from choral.metrics.inputs import average, checked_labels, checked_probs, checked_regression, row_chunks
 from choral.metrics.regression import (
-    coverage,
     crps,
-    gaussian_crps,
     gaussian_log_scores,
+    interval_coverage,
     interval_width,
     mixture_interval,
     mixture_nll,
@@ -122,14 +121,14 @@ def evaluate_regression(
         "crps": crps(means, variances, targets, weights=weights),
         "member_rmse": sum(rmse(member.unsqueeze(0), targets) for member in means) / len(means),
         "member_nll": float(-gaussian_log_scores(means, variances, targets).mean()),
-        "member_crps": gaussian_crps(means, variances, targets.expand_as(means)),
+        "member_crps": crps(means[None], variances[None], targets.expand_as(means)),
         "aleatoric_std": float(aleatoric_variance(variances, weights=weights).mean()) ** 0.5,
         "epistemic_std": float(epistemic_variance(means, weights=weights).mean()) ** 0.5,
         "residual_correlation": member_correlation(means - targets),
     }
     for level in levels:
         ends = mixture_interval(means, variances, level=level, weights=weights)
-        result[f"coverage_{100 * level:g}"] = coverage(means, variances, targets, level=level, weights=weights)
+        result[f"coverage_{100 * level:g}"] = interval_coverage(*ends, targets)
         result[f"width_{100 * level:g}"] = interval_width(*ends)
     return result
 

@@ -183,6 +183,8 @@ def fpr95(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out", reca
     >>> fpr95(torch.tensor([0.1, 0.2, 0.8, 0.3]), torch.tensor([0.7, 0.9]))
     0.25
     """
+    if not 0.0 < recall <= 1.0:
+        raise InputError(f"recall is {recall}; it must lie in (0, 1].")
     negatives, positives = _turned(scores_in, scores_out, positive)
     found = max(1, math.ceil(recall * len(positives) - 1e-9))
     threshold = positives.sort(descending=True).values[found - 1]
