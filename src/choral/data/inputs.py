@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.special import betaincinv
 from torch import Tensor
 
 from choral.base import devices, draws
@@ -131,6 +130,8 @@ class Mixing(Limited, Transform, ABC):
 @functools.cache
 def _beta_quantiles(alpha: float, count: int = 4096) -> Tensor:
     """Return the middle of each of so many equally likely parts of Beta(alpha, alpha)."""
+    from scipy.special import betaincinv
+
     return torch.from_numpy(betaincinv(alpha, alpha, (np.arange(count) + 0.5) / count)).float()
 
 
