@@ -412,7 +412,7 @@ def grouped(protocol: Protocol, lines: Lines) -> dict[tuple[str, str, str], Line
             clean = {"clean_error": 1 - own["accuracy"], "baseline_clean_error": 1 - base["measures"]["accuracy"]}
             own = own | {
                 "mce": metrics.mean_corruption_error(errors, theirs),
-                "rmce": metrics.relative_mean_corruption_error(errors, theirs, **clean),
+                "rmce": metrics.mean_corruption_error(errors, theirs, **clean),
                 "mce_by_corruption": metrics.corruption_errors(errors, theirs),
             }
         network = line["network"].removesuffix("_silu")  # gated networks of SeBayS stand beside dense ones

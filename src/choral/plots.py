@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from choral.base.errors import InputError
+from choral.base.errors import needed
 from choral.base.text import short
 from choral.comparison import evaluation
 from choral.predictions import Classification, Prediction, Predictive
@@ -51,11 +51,7 @@ def label(name: str) -> str:
 
 
 def _axes(ax: Ax) -> "Axes":
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise InputError("plots need matplotlib, which is not installed; pip install 'choral[plots]'.") from error
-    return plt.subplots(layout="constrained")[1] if ax is None else ax
+    return needed("matplotlib.pyplot", "plots").subplots(layout="constrained")[1] if ax is None else ax
 
 
 def _log(ax: "Axes", form: Any) -> None:

@@ -63,7 +63,7 @@ def _page(run, out):
 def test_without_matplotlib_a_comparison_still_ends_well(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = choral("compare", "wine", "--methods", "single", "--budget", 2, "--out", tmp_path / "c", "-q")
-    assert "no report was written: a report needs matplotlib" in done.stderr
+    assert "no report was written: this needs matplotlib" in done.stderr
     assert not (tmp_path / "c" / "report.html").exists()
 
 

@@ -69,12 +69,12 @@ def test_regression_values_are_those_of_the_single_functions() -> None:
     result = evaluate_regression(means, variances, targets, weights=weights, levels=(0.8,))
     assert result["nll"] == metrics.mixture_nll(means, variances, targets, weights=weights)
     assert result["crps"] == metrics.crps(means, variances, targets, weights=weights)
-    assert result["coverage_80"] == metrics.coverage(means, variances, targets, level=0.8, weights=weights)
     lower, upper = metrics.mixture_interval(means, variances, level=0.8, weights=weights)
+    assert result["coverage_80"] == metrics.interval_coverage(lower, upper, targets)
     assert result["width_80"] == metrics.interval_width(lower, upper)
     center = (weights.double()[:, None, None] * means.double()).sum(0)
     assert result["mae"] == pytest.approx(float((center - targets.double()).abs().mean()))
-    single = [metrics.gaussian_crps(means[i], variances[i], targets) for i in range(4)]
+    single = [metrics.crps(means[i : i + 1], variances[i : i + 1], targets) for i in range(4)]
     assert result["member_crps"] == pytest.approx(sum(single) / 4)
     rmses = [metrics.rmse(means[i : i + 1], targets) for i in range(4)]
     assert result["member_rmse"] == pytest.approx(sum(rmses) / 4)

@@ -70,8 +70,16 @@ def test_every_number_on_the_page_is_in_report_json(folder):
     assert all(v in known for v in shown)
 
 
+LINK = re.compile(r'<a href="https://arxiv\.org/abs/\d{4}\.\d{4,5}" rel="noreferrer">')
+
+
+def test_methods_link_to_their_papers(comparison):
+    held = LINK.findall((comparison / "report.html").read_text())
+    assert any("1704.00109" in link for link in held)  # of snapshot
+
+
 def test_nothing_is_fetched(folder):
-    text = (folder / "report.html").read_text()
+    text = LINK.sub("<a>", (folder / "report.html").read_text())  # a link is followed by people alone
     page = Page(text)
     assert all(a.startswith(("#", "data:")) for a in page.addresses)
     assert not re.search(r"https?://|@import|url\((?!#)", text)

@@ -73,7 +73,7 @@ def test_what_is_said_goes_before_the_usual(tmp_path):
         8,
         8,
         None,
-        stopping(problem(), by="ensemble"),
+        stopping(problem()),
     )
     named = ready(tmp_path, method="deep_ensemble")
     assert (named.recipe.members, named.folds, named.validation, named.early_stopping) == (

@@ -123,16 +123,16 @@ def in_words(batch: Batch) -> str:
     return f"[{inside}]" if isinstance(batch, list) else f"({inside})"
 
 
-def gathered(value: Any, leaf: Callable[[Any, str], Tensor], name: str = "x") -> Batch:
+def gathered(value: Any, leaf: Callable[[Any, str], Any], name: str = "x") -> Any:
     """Return what a user gave as a batch: mappings and tuples, and lists of arrays, are trees; `leaf` makes a tensor of an array and its name."""
     if isinstance(value, Mapping):
-        found: Batch = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
+        found: Any = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
     elif isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
         parts = [gathered(inner, leaf, f"{name}[{i}]") for i, inner in enumerate(value)]
         found = parts if isinstance(value, list) else tuple(parts)
     else:
         return leaf(value, name)
-    if not leaves(found):
+    if not found:
         raise InputError(f"{name} is an empty {type(value).__name__}; give at least one array of inputs.")
     return found
 

@@ -173,8 +173,8 @@ def fit_stacking(member_log_scores: Tensor) -> StackingWeights:
     """Return the weights on the simplex that maximize the mean log of the mixture's score on held-out data.
 
     Expectation maximization from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, which never lowers
-    the score; longer steps w_m g_m^eta are tried and kept only when they raise it. The problem is concave and log max
-    g bounds the distance to its optimum, so the search stops when that is below 1e-7 nats, or after 5,000 steps.
+    the score. The problem is concave and log max g bounds the distance to its optimum, so the search stops when that is
+    below 1e-7 nats, or after 5,000 steps.
 
     Args:
         member_log_scores: (member, batch), log of what each member gives to what happened; see `label_log_scores`.
@@ -190,24 +190,12 @@ def fit_stacking(member_log_scores: Tensor) -> StackingWeights:
         )
     scores, _ = mixture(scores)  # relative to the best member of a row, which changes no comparison
     weights = torch.full((len(scores),), 1.0 / len(scores), dtype=torch.float64, device=scores.device)
-    mixed = weights @ scores
-    best, stretch = float(mixed.log().mean()), 1.0
     for _ in range(5_000):
-        growth = (scores / mixed).mean(1)
+        growth = (scores / (weights @ scores)).mean(1)
         if math.log(max(float(growth.max()), 1.0)) <= 1e-7:
             break
-        while True:
-            proposal = weights * growth**stretch
-            proposal /= proposal.sum()
-            proposed = proposal @ scores
-            score = float(proposed.log().mean())
-            if score > best or stretch == 1.0:
-                break
-            stretch = 1.0
-        if score <= best:  # a plain step gains nothing but rounding
-            break
-        weights, mixed, best, stretch = proposal, proposed, score, 1.5 * stretch
-    return StackingWeights(weights=tuple(weights.tolist()))
+        weights = weights * growth
+    return StackingWeights(weights=tuple((weights / weights.sum()).tolist()))
 
 
 Loss = Callable[[Tensor], Tensor]
@@ -342,18 +330,16 @@ def bagged_selection(
     """
     values, cost = mixture(member_values) if loss is None else (double(member_values), loss)
     shares, total = _shares(weights, values), torch.zeros(len(values), dtype=torch.float64)
-    finite = values.flatten(1).isfinite().all(1)
+    finite = values.flatten(1).isfinite().all(1).cpu()
+    if not bool(finite.any()):
+        raise InputError("no member has finite values on these points; there is nothing to choose from.")
     for bag in range(20):
         generator = rng.generator(seed, "bag", bag)
         points = torch.multinomial(shares.cpu(), len(shares), replacement=True, generator=generator)
-        drawn = finite.cpu() & (torch.rand(len(values), generator=generator) < share)
-        some = (drawn if bool(drawn.any()) else finite.cpu()).nonzero().flatten()
+        drawn = finite & (torch.rand(len(values), generator=generator) < share)
+        some = (drawn if bool(drawn.any()) else finite).nonzero().flatten()
         counted = points.bincount(minlength=len(shares)).double().to(values.device)
-        if len(some):
-            chosen = greedy_selection(values[some], cost, picks=picks, weights=counted)
-            total[some] += torch.tensor(chosen.weights).double()
-    if not float(total.sum()):
-        raise InputError("no member has finite values on these points; there is nothing to choose from.")
+        total[some] += torch.tensor(greedy_selection(values[some], cost, picks=picks, weights=counted).weights).double()
     return StackingWeights(weights=tuple((total / total.sum()).tolist()))
 
 

@@ -8,14 +8,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError
 from choral.base.text import number
 from choral.cli.options import Json, Saved
 from choral.cli.output import json_text, note, say, write_json
@@ -52,15 +52,21 @@ def predict(
     about = loaded.table
     if about is not None and about.task == "regression" and about.unit:
         note(f"choral: '{about.target}' is predicted as training had it: {unit_in_words(about.unit)}.")
+
+    def shown(x: Any, frame: Any, first: int = 0) -> Any:
+        with called(data):
+            own = loaded._predictive(x).columns(level)
+        beside = _beside(loaded, frame, data, id or [], ("row", *own), everything=keep_columns, tell=first == 0)
+        return pd.DataFrame({"row": range(first, first + len(x))} | beside | own)
+
     if out is not None and not json and is_large(data, out):
-        done = _predict_large(loaded, data, out, id or [], level, everything=keep_columns)
+        check_kind(loaded, data)
+        key = f"{loaded._digest} {id or []} {level} {keep_columns}"
+        done = _write_large(lambda frame, first: shown(frame, frame, first), data, out, key)
         note(f"choral: {done:,} predictions written to {out}")
         return
     x, _, frame = read_rows(loaded, data)
-    with called(data):
-        own = loaded._predictive(x).columns(level)
-    beside = _beside(loaded, frame, data, id or [], ("row", *own), everything=keep_columns)
-    found = pd.DataFrame({"row": range(len(x))} | beside | own)
+    found = shown(x, frame)
     if out is not None:
         write_bytes(out, _encoded(out.name.lower(), found))
         note(f"choral: {len(found)} predictions written to {out}")
@@ -74,29 +80,19 @@ def predict(
         sys.stdout.write(_encoded(".csv", found).decode())
 
 
-def _predict_large(loaded: Any, data: Path, out: Path, ids: list[str], level: float, *, everything: bool) -> int:
+def _write_large(make: Callable[[Any, int], Any], data: Path, out: Path, key: str) -> int:
     """Write the predictions of a large table chunk by chunk; the same command continues after a kill."""
-    import pandas as pd
-
     from choral.deploy.stream import by_chunks
 
-    check_kind(loaded, data)
-    told = [time.monotonic()]
-
-    def made(frame: Any, first: int) -> Any:
-        with called(data):
-            own = loaded._predictive(frame).columns(level)
-        beside = _beside(loaded, frame, data, ids, ("row", *own), everything=everything, tell=first == 0)
-        return pd.DataFrame({"row": range(first, first + len(frame))} | beside | own)
+    told, name = [time.monotonic()], out.name.lower()
 
     def tell(done: int) -> None:
         if time.monotonic() - told[0] > _TOLD:
             told[0] = time.monotonic()
             note(f"choral: {done:,} rows; if this is stopped, the same command resumes")
 
-    name, key = out.name.lower(), f"{loaded._digest} {ids} {level} {everything}"
     encode = None if name.endswith(".parquet") else lambda found, first: _encoded(name, found, header=first)
-    return by_chunks(data, out, made, key=key, tell=tell, encode=encode)
+    return by_chunks(data, out, make, key=key, tell=tell, encode=encode)
 
 
 @contextmanager
@@ -157,7 +153,7 @@ def plain_cell(value: Any) -> Any:
 
 def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, Any, Any]:
     """Return a file's inputs as the ensemble was trained on, its targets if they are wanted, and the table (None for arrays)."""
-    from choral.data.problems import read_inputs, read_labeled
+    from choral.data.problems import rows_in
     from choral.tables.reading import ENDINGS, ending, read_table
     from choral.tables.table import with_target
 
@@ -170,7 +166,7 @@ def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, A
         return table.inputs(frame, path=str(data)), y, frame
     if data.suffix.lower() != ".npz":
         raise InputError(f"{data} is of no kind choral reads; give a file ending in .npz, {', '.join(ENDINGS)}.")
-    return *(read_labeled(data) if targets else (read_inputs(data), None)), None
+    return *rows_in(data, targets=targets), None
 
 
 def check_kind(loaded: Any, data: Path) -> None:
@@ -193,11 +189,11 @@ def _beside(
             asked = "--id" if ids else "--keep-columns"
             raise InputError(f"{asked} is about a table, but {data} holds arrays; leave it out.")
         return {}
+    from choral.tables.table import check_column
+
     names, found = list(frame.columns), {}
     for name in ids:
-        if name not in names:
-            shown = ", ".join(names[:20])
-            raise InputError(f"--id: {data} has no column '{name}'; it has {shown}.{did_you_mean(name, names)}")
+        check_column(frame, name, f"--id: {data}")
     for name in names if everything else [*(n for n in loaded.table.beside if n in names), *ids]:
         free = name
         while free in own or (free != name and free in names):

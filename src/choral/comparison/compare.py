@@ -1,6 +1,7 @@
 """compare: several methods on the same network and data at equal budget, in one table."""
 
 import inspect
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
 from choral.callbacks import Bars, one_of
 from choral.comparison.comparison import DIVERGED, Comparison, over_seeds, verdict
-from choral.comparison.evaluation import Trial, judged, make_trial, row_of, shuffled
+from choral.comparison.evaluation import Trial, judged, make_trial, row_of
 from choral.data.images import holds_images, strange
 from choral.data.problems import Problem
 from choral.data.sources import as_inputs, source_of
@@ -204,7 +205,7 @@ def compare(
         options: further arguments of `fit`, for every method; `sample_weight` may be a pair, of training rows and of test rows; a cluster in `compute` trains all methods and seeds side by side.
     """
     check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)
-    problem, compute = _problem(data), options.get("compute") or Compute()
+    (problem, columns), compute = _problem(data), options.get("compute") or Compute()
     counted = None
     if isinstance(options.get("sample_weight"), tuple) and len(options["sample_weight"]) == 2:
         options["sample_weight"], counted = options["sample_weight"]
@@ -212,7 +213,7 @@ def compare(
         options["likelihood"] = problem.likelihood
     spending = None if equal == "epochs" else Spending(build, problem.points, options)
     recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
-    trial = trial_of(problem, weights=counted, ood=arranged(ood, _columns(data)), corruptions=corruptions)
+    trial = trial_of(problem, weights=counted, ood=arranged(ood, columns), corruptions=corruptions)
     owns, several = _checked_seeds(seed), not is_whole(seed)
     settings = {"data": problem.name, "budget": budget, "seed": owns[0], "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
@@ -221,17 +222,25 @@ def compare(
         raise InputError(f"run_dir is {run_dir}; a comparison is written into a folder of this machine: give a path.")
     place = None if run_dir is None else Path(run_dir)
     folders = {own: place / f"seed-{own}" if several and place is not None else place for own in owns}
+    named = _named(recipes)
     if compute.cluster is not None:
         from choral.cluster.run import check_cluster, train_apart
 
         extends = "extend" if options.get("on_existing") == "extend" else None
         check_cluster(compute.cluster, run_dir, time_limit=compute.time_limit, on_existing=extends)
         options["compute"] = replace(compute, cluster=None)
-        train_apart(_asked(build, problem, recipes, folders, options), compute.cluster)
+        known = {n: v for n, v in options.items() if n in (*OPTIONS, "device")} | {"table": problem.table}
+        asked: list[tuple[Call, Path, Callback | None, Any]] = []
+        for (own, folder), (name, recipe) in itertools.product(folders.items(), named.items()):
+            assert folder is not None
+            call = call_of(build, problem.points, recipe, known | {"seed": own})
+            hear, where = heard(options.get("callbacks"), name, recipe), (folder / folder_name(name)).resolve()
+            asked.append((call, where, hear, options.get("on_existing", "resume")))
+        train_apart(asked, compute.cluster)
         options |= {"on_existing": "resume", "callbacks": None, "progress": False}  # all is trained, and was heard
     parts = {}
     for own, folder in folders.items():
-        rows, lacking, details = _measured(build, problem, recipes, trial, folder, options | {"seed": own})
+        rows, lacking, details = _measured(build, problem, named, trial, folder, options | {"seed": own})
         parts[own] = Comparison(rows, settings | {"seed": own, "below": lacking}, details)
     names = [row["method"] for row in next(iter(parts.values())).rows if DIVERGED not in row]
     baseline = "single" if "single" in names else names[0]
@@ -251,29 +260,25 @@ def _checked_seeds(seed: Any) -> list[int]:
     return [int(s) for s in found]
 
 
-def _problem(data: Any) -> Problem:
+def _problem(data: Any) -> tuple[Problem, dict[str, tuple[str, ...]]]:
+    """Return data as a problem, and the names of the columns of training data that are data frames."""
     if isinstance(data, Problem):
-        return data
+        return data, {}
     if not isinstance(data, tuple | list) or len(data) != 4:
         raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
-    columns = _columns(data)
+    columns = columns_in(data[0]) | columns_in(data[1], "y")
     check_same_order(data[0], data[1])
     check_same_order(data[2], data[3])
     x_test, y_test = arranged(data[2], columns), arranged(data[3], columns, "y")
     inputs: list[Any] = [as_inputs(x) for x in (data[0], x_test)]
     x, x_test = (made.numpy() if isinstance(made, Tensor) else made for made in inputs)
-    return Problem("arrays", x, np.asarray(data[1]), x_test, np.asarray(y_test))
+    return Problem("arrays", x, np.asarray(data[1]), x_test, np.asarray(y_test)), columns
 
 
-def _columns(data: Any) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of training data that are data frames."""
-    return {} if isinstance(data, Problem) else columns_in(data[0]) | columns_in(data[1], "y")
-
-
-def _named(recipes: Sequence[Recipe]) -> list[tuple[str, Recipe]]:
-    """Return the recipes with names that differ."""
+def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
+    """Return the recipes by names that differ."""
     twins = [sum(r.name == recipe.name for r in recipes[:number]) for number, recipe in enumerate(recipes)]
-    return [(recipe.name + (f"_{twin + 1}" if twin else ""), recipe) for recipe, twin in zip(recipes, twins)]
+    return {recipe.name + (f"_{twin + 1}" if twin else ""): recipe for recipe, twin in zip(recipes, twins)}
 
 
 def heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
@@ -281,30 +286,10 @@ def heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
     return callbacks(name, recipe.epochs, recipe.length) if isinstance(callbacks, Bars) else one_of(callbacks)
 
 
-def _asked(
-    build: Build | nn.Module,
-    problem: Problem,
-    recipes: Sequence[Recipe],
-    folders: dict[int, Path | None],
-    options: dict[str, Any],
-) -> list[tuple[Call, Path, Callback | None, Any]]:
-    """Return the runs of all methods and seeds, for a cluster to train."""
-    found = []
-    data, known = problem.points, {n: v for n, v in options.items() if n in (*OPTIONS, "device")}
-    for own, folder in folders.items():
-        for name, recipe in _named(recipes):
-            assert folder is not None
-            call = call_of(build, data, recipe, known | {"seed": own, "table": problem.table})
-            hear = heard(options.get("callbacks"), name, recipe)
-            place = (folder / folder_name(name)).resolve()
-            found.append((call, place, hear, options.get("on_existing", "resume")))
-    return found
-
-
 def _measured(
     build: Build | nn.Module,
     problem: Problem,
-    recipes: Sequence[Recipe],
+    recipes: Mapping[str, Recipe],
     trial: Trial,
     run_dir: Path | None,
     options: dict[str, Any],
@@ -313,7 +298,7 @@ def _measured(
     report shows beyond them.
     """
     rows, below, evaluations = [], dict[str, str](), {}
-    for name, recipe in _named(recipes):
+    for name, recipe in recipes.items():
         folder = None if run_dir is None else run_dir / folder_name(name)
         try:
             own = options | {"callbacks": heard(options.get("callbacks"), name, recipe)}
@@ -336,10 +321,10 @@ def trial_of(
 ) -> Trial:
     """Return what all methods are judged by: the test rows, out-of-distribution ones (`ood`, or made from them), and corrupted ones of images."""
     x, shape, name = problem.x_test, problem.image_shape, "the given second data set"
-    several = not isinstance(x, np.ndarray)
     if ood is None:
-        ood, name = shuffled(x) if several else strange(x, shape=shape)
-    if corruptions == "all" and (several or problem.task != "classification" or not holds_images(x, shape=shape)):
+        ood, name = strange(x, shape=shape)
+    images = isinstance(x, np.ndarray) and problem.task == "classification" and holds_images(x, shape=shape)
+    if corruptions == "all" and not images:
         corruptions = ()
     strangers: dict[str, Any] = {"ood": ood, "ood_name": name, "corruptions": corruptions}
     return make_trial(x, problem.y_test, sample_weight=weights, image_shape=shape, corrupted_rows=200, **strangers)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from choral import __version__, metrics
 from choral.base import batches
-from choral.base.batches import Batch
 from choral.base.errors import InputError, RunError
 from choral.data.images import from_images, to_images
 from choral.data.sources import as_inputs, as_weights
@@ -111,13 +110,6 @@ def make_trial(
         for name in corruptions
     }
     return Trial(x, y, ood, ood_name, rows, corrupted, keep, tuple(severities))
-
-
-def shuffled(x: Any) -> tuple[Batch, str]:
-    """Return several inputs that look like these but do not belong together, and what they are."""
-    draw = np.random.default_rng(0)
-    mixed = batches.mapped(lambda t: t[draw.permutation(len(t))], x)
-    return mixed, "the same inputs, each of them shuffled by itself"
 
 
 _SHOWN = 16  # members in matrices, at most

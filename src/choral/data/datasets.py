@@ -260,6 +260,11 @@ def parted(item: Any, target: str | int | None = None, weight: str | int | None 
     )
 
 
+def inputs_in(item: Any) -> Any:
+    """Return the inputs in what a dataset or loader gives to predict: inputs alone, (x,), or a pair with targets."""
+    return item[0] if isinstance(item, tuple | list) and len(item) in (1, 2) else item
+
+
 def is_key(weights: Any) -> bool:
     """Return whether weights say where they are in an item, instead of what they are.
 

@@ -1,7 +1,10 @@
 """Inputs as images of bytes and back, and an out-of-distribution copy of any test set to try ensembles on."""
 
+from typing import Any
+
 import numpy as np
 
+from choral.base import batches
 from choral.base.errors import InputError
 
 
@@ -57,11 +60,11 @@ def holds_images(x: np.ndarray, *, shape: tuple[int, int] | None = None) -> bool
     return not _why_no_images(np.asarray(x)[:64], shape)
 
 
-def strange(x: np.ndarray, *, shape: tuple[int, int] | None = None, seed: int = 0) -> tuple[np.ndarray, str]:
+def strange(x: Any, *, shape: tuple[int, int] | None = None, seed: int = 0) -> tuple[Any, str]:
     """Return inputs that look like these but are not, and what they are: a second data set where there is none.
 
     Images: in turn inverted, cut into a grid of patches that are shuffled, and drowned in noise. Tables: every column is
-    shuffled by itself, so each value is usual but their combination is not.
+    shuffled by itself, so each value is usual but their combination is not. Of several inputs each is shuffled by itself.
 
     Args:
         x: inputs of any kind.
@@ -69,6 +72,9 @@ def strange(x: np.ndarray, *, shape: tuple[int, int] | None = None, seed: int = 
         seed: decides the draws.
     """
     draw = np.random.default_rng(seed)
+    if isinstance(x, dict | tuple | list):
+        apart = batches.mapped(lambda t: t[draw.permutation(len(t))], x)
+        return apart, "the same inputs, each of them shuffled by itself"
     x = np.asarray(x)
     if not holds_images(x, shape=shape):
         columns = x.reshape(len(x), -1)

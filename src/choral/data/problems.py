@@ -164,17 +164,14 @@ def from_npz(path: Path) -> Problem:
     return Problem(path.name, x_train, y_train, x_test, y_test)
 
 
-def read_labeled(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labeled rows of an .npz file: x_test and y_test, or x and y."""
-    x, y = read_arrays(path, ("x_test", "y_test"), ("x", "y"))
-    return x, _checked(x, y, f"{path}: x, y")
-
-
-def read_inputs(path: Path) -> np.ndarray:
-    """Return the inputs of an .npz file to predict: x, or x_test."""
+def rows_in(path: Path, *, targets: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the inputs and targets of an .npz file, x_test and y_test or x and y; without `targets` x, or x_test, and None."""
+    if targets:
+        x, y = read_arrays(path, ("x_test", "y_test"), ("x", "y"))
+        return x, _checked(x, y, f"{path}: x, y")
     (x,) = read_arrays(path, ("x",), ("x_test",))
     _checked(x, np.zeros(x.shape[:1]), f"{path}: x")
-    return x
+    return x, None
 
 
 def _checked(x: np.ndarray, y: np.ndarray, where: str) -> np.ndarray:

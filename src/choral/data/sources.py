@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from choral.base.errors import InputError
-from choral.data.datasets import DatasetSource, collated, is_dataset, is_key, parted, weight_in
+from choral.data.datasets import DatasetSource, collated, inputs_in, is_dataset, is_key, parted, weight_in
 from choral.data.tensors import Sampling, Source, TensorSource, as_inputs, as_targets, as_weights
 from choral.plan.phases import Phase
 from choral.plan.walk import trainings
@@ -169,7 +169,7 @@ def inputs_of(x: Any) -> list[Any]:
     if not isinstance(x, DataLoader):
         return [x]
     _check_order(x)
-    parts = [batch[0] if isinstance(batch, tuple | list) and len(batch) in (1, 2) else batch for batch in x]
+    parts = [inputs_in(batch) for batch in x]
     if not parts:
         raise InputError("x is a DataLoader that gives no batches; give at least one row.")
     return parts

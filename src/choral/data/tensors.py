@@ -140,23 +140,11 @@ def names_of(value: Any) -> tuple[str, ...]:
     return () if names == list(range(len(names))) else tuple(map(str, names))
 
 
-def _parts(value: Any, name: str) -> dict[str, Any] | None:
-    """Return what stands under the keys of inputs that are trees, by name; None for one array."""
-    match value:
-        case Mapping():
-            return {f"{name}[{key!r}]": inner for key, inner in value.items()}
-        case tuple() | list():
-            return {f"{name}[{i}]": inner for i, inner in enumerate(value)}
-    return None
-
-
 def columns_in(value: Any, name: str = "x") -> dict[str, tuple[str, ...]]:
     """Return the names of all frames in what a user gave as inputs or targets; those without names are left out."""
-    parts = _parts(value, name)
-    if parts is not None:
-        return {key: names for n, inner in parts.items() for key, names in columns_in(inner, n).items()}
-    held = names_of(value)
-    return {name: held} if held else {}
+    found = dict[str, tuple[str, ...]]()
+    batches.gathered(value, lambda part, own: found.setdefault(own, names_of(part)), name)
+    return {own: names for own, names in found.items() if names}
 
 
 def arranged(value: Any, columns: Mapping[str, tuple[str, ...]] | None, name: str = "x") -> Any:
@@ -166,13 +154,13 @@ def arranged(value: Any, columns: Mapping[str, tuple[str, ...]] | None, name: st
     >>> arranged(pd.DataFrame({"b": [2.0], "a": [1.0]}), {"x": ("a", "b")})
     array([[1., 2.]])
     """
-    parts = _parts(value, name)
     if not columns:
         return value
-    if parts is not None:
-        made = [arranged(inner, columns, n) for n, inner in parts.items()]
-        return dict(zip(value, made)) if isinstance(value, Mapping) else type(value)(made)
-    own, wanted = names_of(value), columns.get(name, ())
+    return batches.gathered(value, lambda part, own: _in_order(part, columns.get(own, ()), own), name)
+
+
+def _in_order(value: Any, wanted: tuple[str, ...], name: str) -> Any:
+    own = names_of(value)
     if not own or not wanted or own == wanted:
         return value
     if len(set(own)) < len(own) or sorted(own) != sorted(wanted):

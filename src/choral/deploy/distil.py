@@ -1,7 +1,6 @@
 """Distil: one network that gives the predictive distribution of an ensemble, and how it splits into noise and disagreement."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch.utils.data import Dataset
 from choral.base.arguments import guarded
 from choral.base.errors import InputError
 from choral.base.types import Build
-from choral.data.datasets import is_dataset
+from choral.data.datasets import inputs_in, is_dataset
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train
-from choral.objectives.likelihoods import Likelihood, SoftClasses, SoftGaussian, SoftLabels, TargetScale
+from choral.objectives.likelihoods import Likelihood, SoftClasses, SoftGaussian, TargetScale
 from choral.objectives.likelihoods.distilled import matching_precision
 from choral.predictions import Classification, Numbers
 from choral.recipes.recipe import Recipe
@@ -30,7 +29,6 @@ def distil(
     recipe: Recipe | str = "single",
     *,
     split: bool = True,
-    temperature: float = 1.0,
     **options: Any,
 ) -> Ensemble:
     """Train one network to reproduce the predictions of an ensemble; the result is an ensemble of one member.
@@ -45,45 +43,37 @@ def distil(
 
     Args:
         ensemble: the teacher.
-        build: the network, as in `fit`: one output for each class or label, 3 for each number (mean, aleatoric and epistemic variance).
+        build: the network, as in `fit`: one output for each class, 3 for each number (mean, aleatoric and epistemic variance).
         data: inputs as `predict` takes them, or a pair (x, y) as in `fit`, whose labels are ignored; preferably with more inputs than
             the ensemble was trained on. Targets are those of the inputs before random transforms.
         recipe: the method by which the network is trained.
         split: whether it learns epistemic uncertainty too, by a Dirichlet over class probabilities or a second variance; otherwise
             all uncertainty is aleatoric, and numbers take 2 outputs.
-        temperature: divides the logits of both in training; above 1, small probabilities count more.
         options: of `fit`: epochs are the recipe's. transforms are the ensemble's unless given; validation is labeled data of its own.
     """
-    check_options("distil", ("split", "temperature"), options)
+    check_options("distil", ("split",), options)
     x = ensemble._arranged(_inputs(ensemble, data))
     found: Any = ensemble._predictive(x)
-    shape, plain = ensemble._interface.target, temperature == 1
     likelihood: Likelihood
     if found.task == "classification":
-        targets, likelihood = _classes(found, split, temperature)
-    elif found.task == "labels" and plain and not split:
-        targets, likelihood = found.probs.reshape(len(found.probs), *shape or ()), SoftLabels()
-    elif found.task == "regression" and plain:
-        targets, likelihood = _numbers(found, split, shape)
+        targets, likelihood = _classes(found, split)
+    elif found.task == "regression":
+        targets, likelihood = _numbers(found, split, ensemble._interface.target)
     else:
-        raise InputError(
-            f"the ensemble predicts {found.task}, which is not distilled with split={split} and temperature={temperature:g}: classes and real "
-            "numbers have a split, labels take split=False, and classes alone a temperature."
-        )
+        raise InputError(f"the ensemble predicts {found.task}; only classes and real numbers are distilled.")
     given = {"transforms": ensemble._inputs, "validation": None, "table": ensemble.table} | options
     pairs = _Taught(x, targets) if is_dataset(x) else (x, targets)
     return train(build, pairs, recipe, likelihood=likelihood, **given)
 
 
-def _classes(found: Classification, split: bool, temperature: float) -> tuple[Tensor, Likelihood]:
+def _classes(found: Classification, split: bool) -> tuple[Tensor, Likelihood]:
     """Return probabilities, and the logarithm of a precision if there is a split."""
-    probs, axis = replace(found, logits=found.logits / temperature).probs, found.axis
     if not split:
-        return probs, SoftClasses(temperature=temperature, axis=axis)
-    logs = matching_precision(found.probs, found.epistemic, axis)
-    level = float(logs.mean()) - math.log(probs.shape[axis])  # so that outputs of 0 have the mean
-    targets = torch.cat([probs, (logs - level).to(probs.dtype)], axis)
-    return targets, SoftClasses(level=level, temperature=temperature, axis=axis)
+        return found.probs, SoftClasses(axis=found.axis)
+    logs = matching_precision(found.probs, found.epistemic, found.axis)
+    level = float(logs.mean()) - math.log(found.probs.shape[found.axis])  # so that outputs of 0 have the mean
+    targets = torch.cat([found.probs, (logs - level).to(found.probs.dtype)], found.axis)
+    return targets, SoftClasses(level=level, axis=found.axis)
 
 
 def _numbers(found: Numbers, split: bool, shape: tuple[int, ...] | None) -> tuple[Tensor, Likelihood]:
@@ -115,5 +105,4 @@ class _Taught(Dataset[Any]):
         return len(self.data)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        item = self.data[index]
-        return item[0] if isinstance(item, tuple | list) and len(item) in (1, 2) else item, self.targets[index]
+        return inputs_in(self.data[index]), self.targets[index]

@@ -33,14 +33,10 @@ from choral.metrics.evaluate import (
     evaluate_classification,
     evaluate_regression,
     mean_corruption_error,
-    relative_corruption_errors,
-    relative_mean_corruption_error,
 )
 from choral.metrics.inputs import PROB_FLOOR
 from choral.metrics.regression import (
-    coverage,
     crps,
-    gaussian_crps,
     gaussian_log_scores,
     interval_coverage,
     interval_width,
@@ -69,13 +65,12 @@ from choral.metrics.uncertainty import (
 __all__ = [
     "PROB_FLOOR", "ReliabilityTable", "accuracy", "adaptive_ece", "aleatoric_variance", "aupr", "auroc",
     "average_draws", "average_precisions", "brier", "class_report", "correlation_matrix", "corrupted_means",
-    "corruption_errors", "coverage", "crps", "disagreement", "disagreement_matrix", "ece", "entropy",
+    "corruption_errors", "crps", "disagreement", "disagreement_matrix", "ece", "entropy",
     "epistemic_variance", "evaluate_classification", "evaluate_ood", "evaluate_regression", "evaluate_scores",
-    "expected_entropy", "fpr95", "gaussian_crps", "gaussian_log_scores", "interval_coverage", "interval_width",
+    "expected_entropy", "fpr95", "gaussian_log_scores", "interval_coverage", "interval_width",
     "logits_nll", "max_logit_score", "mce", "mean_corruption_error", "member_correlation", "mixture_cdf",
     "mixture_interval", "mixture_nll", "mixture_quantile", "mutual_information", "nll", "ood_scores", "pair_matrices",
-    "relative_corruption_errors", "relative_mean_corruption_error", "reliability_table", "rmse", "top_accuracy",
-    "variation_ratio",
+    "reliability_table", "rmse", "top_accuracy", "variation_ratio",
 ]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

@@ -10,6 +10,7 @@ papers; the adaptive error uses bins of equal count.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -205,27 +206,23 @@ def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     >>> found["confusion"], found["recall"], found["balanced_accuracy"]
     ([[2, 0], [1, 1]], [1.0, 0.5], 0.75)
     """
-
-    def known(values: Tensor) -> list[float | None]:
-        return [None if value != value else value for value in values.tolist()]
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     probs, labels = _checked(probs, labels)
-    classes = probs.shape[1]
-    pairs = labels * classes + probs.argmax(-1)
-    matrix = torch.bincount(pairs, minlength=classes * classes).view(classes, classes).double()
-    counts, named, right = matrix.sum(1), matrix.sum(0), matrix.diagonal()
-    recall = right / counts
+    pair, names = (labels.cpu(), probs.argmax(-1).cpu()), range(probs.shape[1])
+    precision, recall, _, counts = precision_recall_fscore_support(*pair, labels=names, zero_division=np.nan)
     commonest = int(counts.argmax())
     found = {
-        "counts": [int(c) for c in counts],
-        "recall": known(recall),
-        "precision": known(right / named),
+        "counts": counts.tolist(),
+        "recall": [float(value) if rows else None for value, rows in zip(recall, counts)],
+        "precision": [None if np.isnan(value) else float(value) for value in precision],
         "balanced_accuracy": float(recall[counts > 0].mean()),
         "majority": commonest,
         "majority_accuracy": float(counts[commonest] / counts.sum()),
     }
-    if classes <= _MATRIX:
-        found |= {"confusion": matrix.long().tolist(), "average_precision": average_precisions(probs, labels)}
+    if len(names) <= _MATRIX:
+        found |= {"confusion": confusion_matrix(*pair, labels=names).tolist()}
+        found |= {"average_precision": average_precisions(probs, labels)}
     return found
 
 

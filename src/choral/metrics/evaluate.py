@@ -10,10 +10,9 @@ from choral.metrics.classification import binned, brier_rows, correct_rows, equa
 from choral.metrics.diversity import mean_of_pairs, member_correlation, pair_matrices
 from choral.metrics.inputs import average, checked_labels, checked_probs, checked_regression, row_chunks
 from choral.metrics.regression import (
-    coverage,
     crps,
-    gaussian_crps,
     gaussian_log_scores,
+    interval_coverage,
     interval_width,
     mixture_interval,
     mixture_nll,
@@ -122,14 +121,14 @@ def evaluate_regression(
         "crps": crps(means, variances, targets, weights=weights),
         "member_rmse": sum(rmse(member.unsqueeze(0), targets) for member in means) / len(means),
         "member_nll": float(-gaussian_log_scores(means, variances, targets).mean()),
-        "member_crps": gaussian_crps(means, variances, targets.expand_as(means)),
+        "member_crps": crps(means[None], variances[None], targets.expand_as(means)),
         "aleatoric_std": float(aleatoric_variance(variances, weights=weights).mean()) ** 0.5,
         "epistemic_std": float(epistemic_variance(means, weights=weights).mean()) ** 0.5,
         "residual_correlation": member_correlation(means - targets),
     }
     for level in levels:
         ends = mixture_interval(means, variances, level=level, weights=weights)
-        result[f"coverage_{100 * level:g}"] = coverage(means, variances, targets, level=level, weights=weights)
+        result[f"coverage_{100 * level:g}"] = interval_coverage(*ends, targets)
         result[f"width_{100 * level:g}"] = interval_width(*ends)
     return result
 
@@ -154,31 +153,20 @@ def corrupted_means(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dic
     return {f"c_{name}": sum(cell[name] for cell in cells) / len(cells) for name in names}
 
 
-def corruption_errors(errors: Errors, baseline_errors: Errors) -> dict[str, float]:
+def corruption_errors(
+    errors: Errors, baseline_errors: Errors, *, clean_error: float = 0.0, baseline_clean_error: float = 0.0
+) -> dict[str, float]:
     """Return for each corruption the error summed over severities divided by the baseline's (CE; 1 = the baseline).
+
+    With clean errors, it is the error added to the clean one divided by what the baseline adds (relative CE).
 
     Args:
         errors: corruption -> error rate (1 - accuracy) at each severity.
         baseline_errors: the same for the network compared with.
+        clean_error, baseline_clean_error: error rates of both on clean data.
 
     Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
     Perturbations", 2019, arXiv:1903.12261, section 4.1. Papers print these times 100.
-    """
-    return relative_corruption_errors(errors, baseline_errors, clean_error=0.0, baseline_clean_error=0.0)
-
-
-def relative_corruption_errors(
-    errors: Errors, baseline_errors: Errors, *, clean_error: float, baseline_clean_error: float
-) -> dict[str, float]:
-    """Return for each corruption the error added to the clean one, divided by what the baseline adds (relative CE).
-
-    Args:
-        errors: corruption -> error rate at each severity.
-        baseline_errors: the same for the network compared with.
-        clean_error: error rate on clean data.
-        baseline_clean_error: the same for the network compared with.
-
-    Reference: Hendrycks & Dietterich (see `corruption_errors`), section 4.1.
     Differs from the paper: appendix D.4 of Ensemble Model Patching subtracts the method's own clean error from the
     baseline's corrupted error; here, as in the original definition, the baseline's own is subtracted.
     """
@@ -198,21 +186,11 @@ def relative_corruption_errors(
     return {name: value / divisors[name] for name, value in added.items()}
 
 
-def mean_corruption_error(errors: Errors, baseline_errors: Errors) -> float:
-    """Return the mean corruption error, the mean of `corruption_errors` (1 = the baseline).
+def mean_corruption_error(errors: Errors, baseline_errors: Errors, **clean: float) -> float:
+    """Return the mean of `corruption_errors` (mCE, or relative mCE with clean errors; 1 = the baseline); arguments are the same.
 
     >>> mean_corruption_error({"fog": [0.2, 0.4], "snow": [0.3, 0.3]}, {"fog": [0.4, 0.8], "snow": [0.3, 0.3]})
     0.75
     """
-    values = corruption_errors(errors, baseline_errors)
-    return sum(values.values()) / len(values)
-
-
-def relative_mean_corruption_error(
-    errors: Errors, baseline_errors: Errors, *, clean_error: float, baseline_clean_error: float
-) -> float:
-    """Return the relative mean corruption error, the mean of `relative_corruption_errors` (1 = the baseline)."""
-    values = relative_corruption_errors(
-        errors, baseline_errors, clean_error=clean_error, baseline_clean_error=baseline_clean_error
-    )
+    values = corruption_errors(errors, baseline_errors, **clean)
     return sum(values.values()) / len(values)

@@ -73,20 +73,6 @@ def _expected_distance(centered: Tensor, scales: Tensor) -> Tensor:
     return torch.where(scales > 0, smooth, centered.abs())
 
 
-def gaussian_crps(means: Tensor, variances: Tensor, targets: Tensor) -> float:
-    """Return the mean continuous ranked probability score of one Gaussian for each target.
-
-    Shapes: means, variances and targets (batch, ...).
-
-    Reference: Gneiting et al., "Calibrated probabilistic forecasting using ensemble model output statistics and minimum
-    CRPS estimation", 2005, equation 5.
-
-    >>> round(gaussian_crps(torch.zeros(1), torch.ones(1), torch.zeros(1)), 6)
-    0.233695
-    """
-    return float(crps_rows(means.unsqueeze(0), variances.unsqueeze(0), targets).mean())
-
-
 def crps_rows(means: Tensor, variances: Tensor | None, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return each target's score as in `crps`. Memory grows with the members, not with their pairs."""
     means, variances, targets = checked_regression(means, variances, targets)
@@ -105,7 +91,11 @@ def crps(means: Tensor, variances: Tensor | None, targets: Tensor, *, weights: T
     means. With variances None the members are points and this is the score of an empirical distribution.
 
     Reference: Grimit et al., "The continuous ranked probability score for circular variables and its application to
-    mesoscale forecast ensemble verification", 2006, equation 5.
+    mesoscale forecast ensemble verification", 2006, equation 5; of one Gaussian Gneiting et al., "Calibrated probabilistic
+    forecasting using ensemble model output statistics and minimum CRPS estimation", 2005, equation 5.
+
+    >>> round(crps(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1)), 6)
+    0.233695
     """
     return float(crps_rows(means, variances, targets, weights=weights).mean())
 
@@ -170,16 +160,3 @@ def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> float:
 def interval_width(lower: Tensor, upper: Tensor) -> float:
     """Return the mean length of the intervals."""
     return float((upper.double() - lower.double()).mean())
-
-
-def coverage(
-    means: Tensor, variances: Tensor, targets: Tensor, *, level: float, weights: Tensor | None = None
-) -> float:
-    """Return the share of targets inside the mixture's central interval of probability `level`.
-
-    Read from the mixture's distribution function, (1 - level) / 2 <= F(y) <= (1 + level) / 2, without computing the
-    interval.
-    """
-    check_level(level)
-    at_target = mixture_cdf(means, variances, targets, weights=weights)
-    return float(((at_target - 0.5).abs() <= 0.5 * level).double().mean())

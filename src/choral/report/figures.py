@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
-from choral.base.errors import InputError
+from choral.base.errors import needed
 from choral.base.text import short, visible
 from choral.plots import MUTED
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
@@ -33,12 +32,8 @@ COLORS = 12  # later methods have the same colors with other dashes, and their n
 @contextmanager
 def settings() -> Iterator[None]:
     """Hold matplotlib's settings at those of the report; every figure must be made inside."""
-    try:
-        import jinja2  # noqa: F401  # the page needs it
-        from matplotlib import style
-    except ImportError as error:
-        needs = error.name or "matplotlib"
-        raise InputError(f"a report needs {needs}, which is not installed; pip install 'choral[plots]'.") from error
+    needed("jinja2", "plots")  # for the page
+    style = needed("matplotlib.style", "plots")
     with style.context(Path(__file__).with_name("figures.mplstyle"), after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's own fonts have it
         yield
@@ -116,16 +111,16 @@ class Picture:
 def picture(
     name: str,
     title: str,
-    draw: Callable[["Axes"], Any],
+    draw: Callable[..., Any],
     size: tuple[float, float] = (420, 250),
     **more: Any,
 ) -> Picture:
-    """Return a figure of some size in points, drawn on one pair of axes; its lettering is made fit to be shown."""
+    """Return a figure of some size in points, drawn by `draw(ax=axes)`; its lettering is made fit to be shown."""
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
     figure = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained")
-    draw(figure.subplots())
+    draw(ax=figure.subplots())
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_text(short(text.get_text()))

@@ -1,9 +1,11 @@
 """The page: texts, tables and figures of the content, in sections that page.html lays out; it loads nothing from a network."""
 
+import re
 import statistics
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from choral.base.text import number, short, visible
 from choral.comparison.comparison import by_method, difference, is_number
 from choral.engine.files import write_bytes, write_json
 from choral.plots import label
+from choral.recipes import METHODS
 from choral.report.content import WRONG, Content, collect
 from choral.report.figures import COLORS, Picture, look, picture, settings, variables
 
@@ -149,10 +152,16 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         meanings={label(n).replace(" FLOPs", " cost"): text for n, text in MEANINGS.items()},
         methods=[] if content.alone else content.methods,
         places={m: i for i, m in enumerate(content.methods)},
+        papers={m: f"https://arxiv.org/abs/{number}" for m in content.methods for number in _arxiv(m)},
         short=short,
         made={n: short(str(made.get(n, "")), 300) for n in ("date", "command", "choral")},
         version=__version__,
     )
+
+
+def _arxiv(method: str) -> list[str]:
+    """Return the number of the first paper of a method that arXiv has, if there is one."""
+    return re.findall(r"arXiv:(\d{4}\.\d{4,5})", METHODS[method].paper if method in METHODS else "")[:1]
 
 
 def _hash(text: str) -> str:
@@ -363,13 +372,13 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             spreads, title = content.results.get("deviations"), f"{label(content.score)} by {label(cost)}"
             known: dict[str, Any] = {"cost": cost, "score": content.score, "spreads": spreads}
             drawn = [{"method": m} | (r if r in sound else {}) for m, r in rows.items()]
-            draw = lambda ax, drawn=drawn, known=known: plots.cost_vs_score(drawn, **known, ax=ax)  # noqa: E731
+            draw = partial(plots.cost_vs_score, drawn, **known)
             costs.append(picture(f"cost-{cost}", title, draw, _tall(content.methods), methods=content.methods))
     yield Section("grid", "Methods", text, tables=[table], pictures=[*costs, *_risk(content, content.methods)])
 
 
 def _each(
-    content: Content, name: str, subjects: Sequence[str], draw: Callable[["Axes", str], Any], note: str = ""
+    content: Content, name: str, subjects: Sequence[str], draw: Callable[..., Any], note: str = ""
 ) -> list[Picture]:
     """Return a small picture for each method, a large one for one alone."""
     found, several = [], len(subjects) > 1
@@ -378,7 +387,7 @@ def _each(
         if several:
             more = {"method": method, "note": f"{label(note)} {shown(value)}" if is_number(value) else ""}
         title, size = (f"{name} of {short(method)}", _SMALL) if several else (name.capitalize(), _HALF)
-        found.append(picture(f"{name}-{place}", title, lambda ax, m=method: draw(ax, m), size, **more))  # type: ignore[misc]
+        found.append(picture(f"{name}-{place}", title, partial(draw, method), size, **more))
     return found
 
 
@@ -393,12 +402,11 @@ def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     seeds = f", test rows of all {len(parts)} seeds" if len(parts) > 1 else ""
     whose = "" if len(drawn) == 1 else f"Of {short(best)}, the best by {label(content.score)}{seeds}. "
     text = f"{whose}On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
-    shown_of = {
-        "predicted": ("Predicted and actual", lambda ax: plots.predicted_vs_actual(held, ax=ax, unit=unit)),
-        "residuals": ("Residuals", lambda ax: plots.residuals(held, ax=ax, unit=unit)),
-        "intervals": (f"{level} intervals", lambda ax: plots.intervals(held, ax=ax, unit=unit)),
-    }
-    figures = [picture(name, title, draw, _HALF) for name, (title, draw) in shown_of.items()]
+    figures = [
+        picture("predicted", "Predicted and actual", partial(plots.predicted_vs_actual, held, unit=unit), _HALF),
+        picture("residuals", "Residuals", partial(plots.residuals, held, unit=unit), _HALF),
+        picture("intervals", f"{level} intervals", partial(plots.intervals, held, unit=unit), _HALF),
+    ]
     yield Section("predictions", "Predicted and actual", text, figures)
 
 
@@ -407,7 +415,7 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
     if drawn:
         small = len(subjects) > 1
 
-        def reliability(ax: "Axes", method: str) -> None:
+        def reliability(method: str, ax: "Axes") -> None:
             tables = [
                 t for t in content.parts(method, "reliability") if len(t["counts"]) == len(tables_of[method]["counts"])
             ]
@@ -437,7 +445,7 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
         figures = _curves(content, "coverages", "Coverage of intervals", drawn, coverage)
         if len(subjects) == 1 and content.parts(drawn[0], "pit"):
             shares = content.parts(drawn[0], "pit")[0]
-            figures.append(picture("pit", "Probability integral transform", lambda ax: plots.pit(shares, ax=ax), _HALF))
+            figures.append(picture("pit", "Probability integral transform", partial(plots.pit, shares), _HALF))
         figures += _risk(content, subjects) if len(subjects) == 1 else []
         text = "On the dashed line, intervals reach their nominal coverage; below it they are too narrow. A flat histogram means calibrated quantiles."
         yield Section("coverage", "Calibration", text, figures)
@@ -470,11 +478,11 @@ def _importance(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     found, unit = held[0], _target(content)[1]
     rows, measure = found["columns"], found["measure"]
     tall = max(200.0, 50.0 + 16 * min(len(rows), 12))
-    figures = [picture("importance", "Importance of columns", lambda ax: plots.importance(found, ax=ax), (300, tall))]
+    figures = [picture("importance", "Importance of columns", partial(plots.importance, found), (300, tall))]
     for i, curve in enumerate(found["dependence"][:6]):
         output = len(curve["outputs"]) - 1
         what = unit if output == 0 else f"probability of {short(curve['outputs'][output], 20)}"
-        draw = lambda ax, c=curve, o=output, w=what: plots.dependence(c, output=o, ax=ax, unit=w)  # noqa: E731
+        draw = partial(plots.dependence, curve, output=output, unit=what)
         figures.append(picture(f"dependence-{i}", f"Prediction by {short(curve['column'], 40)}", draw, (300, 200)))
     names = [measure, *(n for n in rows[0]["worse"] if n != measure)]
     head = ["column", *(f"{label(n)} worse by" for n in names), "lowest member", "highest member"]
@@ -507,7 +515,7 @@ def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     if told.get("confusion") and len(told["confusion"]) <= 40:
         counts = np.sum([p["confusion"] for p in parts if len(p.get("confusion") or ()) == len(told["names"])], axis=0)
         side = max(260.0, min(560.0, 70 + 30 * len(counts)))
-        draw = lambda ax: plots.confusion({"names": told["names"], "confusion": counts}, ax=ax)  # noqa: E731
+        draw = partial(plots.confusion, {"names": told["names"], "confusion": counts})
         figures.append(picture("confusion", "Confusion matrix", draw, (side, side)))
     of = [n for n in ("counts", "recall", "precision", "average_precision") if told.get(n)]
     means = {n: _over_seeds([p[n] for p in parts if p.get(n)])[0].tolist() for n in of}
@@ -554,7 +562,7 @@ def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     shown_of = {m: _histogram(parts, edges) for m, parts in held.items()}
     top = max((max(h[n]) for h in shown_of.values() for n in ("in", "out") if n in h), default=1.0)
 
-    def draw(ax: "Axes", method: str) -> None:
+    def draw(method: str, ax: "Axes") -> None:
         plots.entropy_histograms(shown_of[method], ax=ax)
         ax.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.05 * top))
         if len(subjects) == 1:
@@ -625,7 +633,7 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             abs(v) for d in found.values() for i, row in enumerate(d["matrix"]) for j, v in enumerate(row) if i != j
         ]
 
-        def agreement(ax: "Axes", method: str) -> None:
+        def agreement(method: str, ax: "Axes") -> None:
             plots.agreement(found[method], scale=max(apart) or 1.0, ax=ax)
 
         measure = short(next(iter(found.values()))["measure"])
@@ -651,7 +659,7 @@ def _engine(content: Content) -> Section:
     for i, method in enumerate(m for m in content.methods if m in history):
         for of in ("loss", "validation"):
             if any(len(segment) > 1 for segment in history[method][of]):
-                draw = lambda ax, m=method, o=of: plots.training_curves(history[m], of=o, ax=ax)  # noqa: E731
+                draw = partial(plots.training_curves, history[method], of=of)
                 figures.append(picture(f"{of}-{i}", f"{of} of {short(method)}", draw, (190, 150), method=method))
     if figures:
         parts.append(Section("training", "Training curves", pictures=figures, small=True))

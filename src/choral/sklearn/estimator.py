@@ -155,8 +155,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
             held = self._held(table, X_val, y_val, targets)
         compute = Compute(
             device=str(self.device),
-            executor="vectorized" if fixed else "auto",  # the same seed is to give the same bits
-            threads=1 if fixed else None,
+            threads=1 if fixed else None,  # the same seed is to give the same bits
             time_limit=limit,
         )
         seed = int(self.random_state) if fixed else int(drawn.randint(_SEEDS))

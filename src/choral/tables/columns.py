@@ -345,6 +345,11 @@ class _Worded(Column):
     def _rows(self) -> np.ndarray:
         """The numbers of each value (value, codes), and in a last row those of a cell that has none of them."""
 
+    @property
+    def codes(self) -> int:
+        """Those of a row."""
+        return self._rows.shape[1]
+
     def _ranks(self, cells: Cells) -> np.ndarray:
         return ranks_of(cells, self.values)
 
@@ -384,7 +389,7 @@ class _Worded(Column):
 class FlagColumn(_Worded):
     """A column of two words that say no and yes: -1 and 1, and 0 for a cell that says neither."""
 
-    codes, read_as = 1, "flag"
+    read_as = "flag"
 
     @property
     def detail(self) -> str:
@@ -416,11 +421,6 @@ class CategoryColumn(_Worded):
         return cls(name=cells.name, values=tuple(kept), other=len(kept) < len(words), missing=bool(cells.absent.any()))
 
     @property
-    def codes(self) -> int:
-        """One for each value, and one for the others."""
-        return len(self.values) + self.other
-
-    @property
     def detail(self) -> str:
         """Its values."""
         shown = ", ".join(short(v, 20) for v in self.values[:4]) + ", ..." * (len(self.values) > 4)
@@ -429,7 +429,8 @@ class CategoryColumn(_Worded):
 
     @property
     def _rows(self) -> np.ndarray:
-        return np.eye(self.codes + 1, self.codes, dtype=np.float32)
+        codes = len(self.values) + self.other  # one for each value, and one for the others
+        return np.eye(codes + 1, codes, dtype=np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,18 +440,14 @@ class OrderedColumn(_Worded):
     read_as = "ordered"
 
     @property
-    def codes(self) -> int:
-        """One for each value after the first."""
-        return len(self.values) - 1
-
-    @property
     def detail(self) -> str:
         """Its values in order."""
         return " < ".join(short(v, 20) for v in self.values[:8]) + " < ..." * (len(self.values) > 8)
 
     @property
     def _rows(self) -> np.ndarray:
-        return np.vstack([np.tri(len(self.values), self.codes, -1), np.full(self.codes, 0.5)])
+        steps = len(self.values) - 1
+        return np.vstack([np.tri(steps + 1, steps, -1), np.full(steps, 0.5)])
 
     def _places(self, codes: np.ndarray) -> np.ndarray:
         steps = codes[:, : self.codes]

@@ -14,7 +14,6 @@ from choral.base.errors import InputError, did_you_mean
 from choral.data.problems import Problem
 from choral.layers.features import quantile_edges
 from choral.plan import AdamW, EarlyStopping
-from choral.plan.early_stopping import By
 from choral.recipes.training import DEFAULT, Training, optimizer_of
 
 AUTO, METHOD = "auto", "deep_ensemble"  # the search, and what is done where nothing can be chosen
@@ -31,7 +30,6 @@ LOOK = 20  # steps between validations of small tables
 SOON, GAIN = 160, 0.002  # of classifiers of small tables: steps to wait, and the gain that counts (nats)
 
 # of the search
-STACKED = 200_000  # parameters below which eight networks train faster as a stack
 QUICK = 10.0  # times the learning rate, for straight lines: few weights, which start far from where they end
 LEAST_EPOCHS, LONGER = 4, 1.5  # epochs of other candidates: so many, or so many times the first one's
 LONG = 6e11  # operations, a quarter of a minute of one core, above which light candidates alone follow the first
@@ -145,17 +143,18 @@ def training_for(
     )
 
 
-def stopping(problem: Problem, batch_size: int | None = None, *, by: By = "member") -> EarlyStopping:
-    """Return when members of a table's ensemble stop: after 20 epochs, or 600 steps, without a better score; classifiers of small tables after 160.
+def stopping(problem: Problem, batch_size: int | None = None) -> EarlyStopping:
+    """Return when members of a table's ensemble stop, each by itself: after 20 epochs, or 600 steps, without a better score;
+    classifiers of small tables after 160.
 
-    Members of small tables stop each by itself, or all `by` their joint score, which few rows estimate better.
+    To stop all by their joint score cost NLL on ten inner test parts of ten (training rows of five regression tables).
     """
     rows, quick = len(problem.x_train), is_quick(problem)
     steps = max(-(-rows // (batch_size or 32)), 1)
     patience = max(PATIENCE, -(-(SOON if quick else WAIT) // steps))
     if not is_small(problem):
         return EarlyStopping(patience=patience)
-    return EarlyStopping(patience=patience, by=by, min_delta=GAIN if quick else 0.0, every=max(1, LOOK // steps))
+    return EarlyStopping(patience=patience, min_delta=GAIN if quick else 0.0, every=max(1, LOOK // steps))
 
 
 def training_ends(time_limit: float, before: float = 0.0) -> float:

@@ -27,7 +27,6 @@ from choral.fit import check_options, train
 from choral.objectives import GaussianKL, SpikeSlabKL
 from choral.plan import EarlyStopping
 from choral.plan.cost import begun, raised
-from choral.plan.early_stopping import By
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import SCHEDULES, Training
@@ -256,11 +255,10 @@ def prepared(
     if folds is not None and total is None:  # too few rows for a share of them, but not for folds
         total = 60 * (members or 1)
     share = (None if total is None else defaults.SHARE) if validation is None else None if none else validation
-    by: By = "ensemble" if searched else "member"
     if early_stopping is None and patience is not None:
         early_stopping = EarlyStopping(patience=patience)
     if early_stopping is None and share is not None:
-        early_stopping = defaults.stopping(problem, training.batch_size, by=by)
+        early_stopping = defaults.stopping(problem, training.batch_size)
     if early_stopping is not None and not restore_best:
         early_stopping = replace(early_stopping, restore_best=False)
     said = {option: value for option, value in settings.items() if value is not None}
@@ -406,9 +404,6 @@ def choose(
 
     def trained(candidate: Candidate, recipe: Recipe, limits: dict[str, Any]) -> Ensemble:
         build, own = candidate.build or ready.build, replace(compute, time_limit=limits.pop("time_limit"))
-        if compute.executor == "auto":  # decided by size, not by a clock: the same command is to give the same members
-            few = sum(p.numel() for p in build().parameters()) < defaults.STACKED
-            own = replace(own, executor="vectorized" if few else "sequential")
         told_to = [line.of(candidate.name, candidate.members, recipe.epochs), *others]
         own_seed = rng.key(seed, "round", candidate.round) if candidate.round else seed
         told: dict[str, Any] = {"callbacks": told_to, "progress": False, "seed": own_seed, "compute": own}

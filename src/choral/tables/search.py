@@ -182,59 +182,50 @@ class Pool:
     def best(self, reasons: Sequence[str], tried: Sequence[str], seed: int) -> Ensemble:
         """Return the ensemble that the judge prefers; `reasons` say what happened until now, in words, and `tried` names all candidates."""
         each = [self.judge.outputs(e) for e in self.ensembles]
-        outputs = torch.cat(each)
+        outputs, sizes = torch.cat(each), [len(one) for one in each]
         prediction = self.ensembles[0]._uncorrected(outputs, networks=len(outputs))
-        apart, numbers = self.judge.apart, np.arange(len(each))  # else the rows of a candidate count together
-        units = np.arange(len(outputs)) if apart else np.repeat(numbers, [len(one) for one in each])
-        shares = self._chosen(prediction, units, seed)
-        rows = _spread(units, shares)
-        weights = rows if apart else _spread(np.repeat(numbers, [e.members for e in self.ensembles]), shares)
+        shares, units = self._chosen(prediction, sizes, seed)
+        rows = _spread(shares, units)
+        weights = rows if self.judge.apart else _spread(shares, [e.members for e in self.ensembles])
         score, _, said = self.judge.scores(prediction.weighed(rows))
-        told = f"{self._told(weights)}; {said}"
-        about = {"tried": list(tried), "validation": score, "reasons": [*reasons, told]}
+        about = {"tried": list(tried), "validation": score, "reasons": [*reasons, f"{self._told(weights)}; {said}"]}
         made = joined(self.ensembles, weights, name="auto", info=self._costs(weights) | {"auto": about})
         taken = [i for i, share in enumerate(rows) if share]
         settle_noise(made, (outputs[taken], made.likelihood.read(self.judge.y), self.judge.weights))
         self.judge.finish(made, outputs[taken], [rows[i] for i in taken])
         return made
 
-    def _chosen(self, prediction: Predictive, units: np.ndarray, seed: int) -> tuple[float, ...]:
-        """Return the share of each unit, of which every row has the number of its own: one candidate's alike, or a selection mixed with as much of the first as is needed."""
-        judge, sizes = self.judge, [e.members if self.judge.apart else 1 for e in self.ensembles]
-        alone = [
-            tuple((i == number) / size for i, size in enumerate(sizes) for _ in range(size))
-            for number in range(len(sizes))
-        ]
-        found, (least, limit, _) = alone[0], judge.scores(prediction.weighed(_spread(units, alone[0])))
+    def _chosen(self, prediction: Predictive, sizes: list[int], seed: int) -> tuple[np.ndarray, list[int]]:
+        """Return the share of each unit and its number of rows: one candidate's alike, all alike, or a selection mixed with as much of the first as is needed.
+
+        A unit is a candidate, of which `sizes` rows are; by validation rows a member.
+        """
+        judge, alone, units = self.judge, np.eye(len(sizes)), sizes
+        if judge.apart:
+            alone, units = np.repeat(alone / sizes, sizes, axis=1), [1] * sum(sizes)
+        found, (least, limit, _) = alone[0], judge.scores(prediction.weighed(_spread(alone[0], units)))
         values, loss = prediction.blend(prediction.targets(judge.y))
-        together = torch.stack([values[np.flatnonzero(units == unit)].mean(0) for unit in range(sum(sizes))])
-        bag: dict[str, Any] = {"picks": defaults.PICKS, "share": 1.0 if sum(sizes) <= defaults.FEW_UNITS else 0.5}
-        picked = bagged_selection(together, loss, **bag, weights=judge.weights, seed=seed).weights
+        together = torch.stack([part.mean(0) for part in values.split(units)])
+        bag: dict[str, Any] = {"picks": defaults.PICKS, "share": 1.0 if len(units) <= defaults.FEW_UNITS else 0.5}
+        picked = np.array(bagged_selection(together, loss, **bag, weights=judge.weights, seed=seed).weights)
         if not judge.apart:
-            least_share = min(defaults.LEAST_SHARE, max(picked))
-            kept = [share if share >= least_share else 0.0 for share in picked]
-            picked = tuple(share / sum(kept) for share in kept)
-        mixed = [tuple(s * a + (1 - s) * b for a, b in zip(picked, alone[0])) for s in defaults.MIXTURES]
-        alike = tuple(sum(each) / len(alone) for each in zip(*alone))
-        for shares in (*alone[1:], alike, *mixed):
-            score, point, _ = judge.scores(prediction.weighed(_spread(units, shares)))
+            picked = np.where(picked >= min(defaults.LEAST_SHARE, picked.max()), picked, 0.0)
+        mixed = [part * picked / picked.sum() + (1 - part) * alone[0] for part in defaults.MIXTURES]
+        for shares in (*alone[1:], alone.mean(0), *mixed):
+            score, point, _ = judge.scores(prediction.weighed(_spread(shares, units)))
             if score < least - _GAIN * (1 + abs(least)) and point <= limit:
                 found, least = shares, score
-        return found
+        return found, units
 
     def _told(self, weights: Sequence[float]) -> str:
         """Return how many members were taken of each candidate, and with what weight, in words."""
-        parts, begin = [], 0
-        for label, ensemble in zip(self.labels, self.ensembles):
-            own = weights[begin : begin + ensemble.members]
-            begin += ensemble.members
-            if sum(own):
-                parts.append((sum(w > 0 for w in own), len(own), label, sum(own)))
+        ends = np.cumsum([e.members for e in self.ensembles])[:-1]
+        parts = [(label, own) for label, own in zip(self.labels, np.split(np.array(weights), ends)) if own.sum()]
         if len(self.ensembles) == 1:
             return f"{self.labels[0]}, is taken"
-        if len(parts) == 1 and parts[0][0] == parts[0][1]:
-            return f"{parts[0][2]}, alone is best; no mixture gains in log score without losing in point score"
-        taken = ", ".join(f"{some} of {label} ({share:.0%})" for some, _, label, share in parts)
+        if len(parts) == 1 and parts[0][1].all():
+            return f"{parts[0][0]}, alone is best; no mixture gains in log score without losing in point score"
+        taken = ", ".join(f"{np.count_nonzero(own)} of {label} ({own.sum():.0%})" for label, own in parts)
         return f"selection from all {len(weights)} members: {taken}"
 
     def _costs(self, weights: Sequence[float]) -> dict[str, Any]:
@@ -255,9 +246,9 @@ class Pool:
         }
 
 
-def _spread(units: np.ndarray, shares: Sequence[float]) -> tuple[float, ...]:
-    """Return the weight of each row: the share of its unit, divided by the unit's rows."""
-    return tuple((np.asarray(shares) / np.bincount(units))[units].tolist())
+def _spread(shares: np.ndarray, sizes: Sequence[int]) -> tuple[float, ...]:
+    """Return the weight of each row or member: the share of its candidate, divided by how many this has."""
+    return tuple(np.repeat(shares / np.asarray(sizes), sizes).tolist())
 
 
 @dataclass(frozen=True)
@@ -282,7 +273,7 @@ class _Search:
         self.train, self.judge, self.folder, self.limit = train, judge, folder, limit
         self.started = limit.started if isinstance(limit, Limit) else time.perf_counter()
         self.ends = math.inf if limit is None else defaults.training_ends(limit, time.perf_counter() - self.started)
-        self.overwrite, self.begun, self.tell = overwrite, set[Path](), tell
+        self.overwrite, self.tell = overwrite, tell
         self.tried: list[_Tried] = []
         self.notes: list[str] = []
 
@@ -300,9 +291,7 @@ class _Search:
         limits: dict[str, Any] = {"time_limit": limit}
         if self.folder is not None:
             place = self.folder / folder_name(candidate.name)
-            anew = self.overwrite and place not in self.begun
-            limits |= {"run_dir": place, "on_existing": "overwrite" if anew else "resume"}
-            self.begun.add(place)
+            limits |= {"run_dir": place, "on_existing": "overwrite" if self.overwrite else "resume"}
         try:
             ensemble = self.train(candidate, candidate.recipe(epochs, candidate.members), limits)
         except (DivergedError, RunError) as error:
@@ -376,7 +365,7 @@ def search(
         found = _Search(train, judge, folder, time_limit, overwrite, tell)
         first = found.attempt(candidates[0], candidates[0].epochs)
         for run in folder.iterdir() if folder is not None and overwrite else ():  # of candidates of another search
-            if run not in found.begun and not run.is_symlink() and (run / "plan.json").exists():
+            if run.name != folder_name(candidates[0].name) and not run.is_symlink() and (run / "plan.json").exists():
                 clear(run)
         others = found.others(first, candidates[1:])
         for number, (candidate, epochs) in enumerate(others):

@@ -17,7 +17,7 @@ from choral.objectives.likelihoods.classification import (
     is_one_hot,
     is_whole,
 )
-from choral.objectives.likelihoods.distilled import SoftClasses, SoftGaussian, SoftLabels
+from choral.objectives.likelihoods.distilled import SoftClasses, SoftGaussian
 from choral.objectives.likelihoods.regression import (
     Family,
     FixedGaussian,
@@ -32,7 +32,7 @@ from choral.objectives.likelihoods.regression import (
 
 __all__ = [
     "NAMES", "About", "Bernoulli", "Categorical", "Family", "FixedGaussian", "Laplace", "LearnedGaussian", "Likelihood",
-    "Loss", "NegativeBinomial", "Ordinal", "Poisson", "Quantiles", "SoftClasses", "SoftGaussian", "SoftLabels", "StudentT",
+    "Loss", "NegativeBinomial", "Ordinal", "Poisson", "Quantiles", "SoftClasses", "SoftGaussian", "StudentT",
     "TargetScale", "infer", "named", "resolve",
 ]  # fmt: skip
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.objectives.likelihoods.base import About, Likelihood, check_real
-from choral.objectives.likelihoods.classification import Bernoulli, Categorical
+from choral.objectives.likelihoods.classification import Categorical
 from choral.objectives.likelihoods.regression import TargetScale, summed
-from choral.objectives.limits import POSITIVE, Limits
 from choral.predictions import Classification, Predictive, Regression
 
 _PRECISIONS = (-7.0, 12.0)  # logarithms between which the precision of a Dirichlet is sought
@@ -72,34 +71,31 @@ class DirichletClasses(Classification):
 class SoftClasses(Likelihood):
     """Class probabilities as targets; outputs are logits (member, batch, class), or dense ones.
 
-    The loss is the cross-entropy of both softmaxes at `temperature`, times its square. With a `level`, outputs are the logarithms of a
-    Dirichlet's concentrations: their softmax is its mean, and the sum of their exponentials, which a softmax leaves free, its precision.
-    Targets then have one more entry on the axis of classes, the logarithm of the precision, whose squared error is added.
+    The loss is the cross-entropy. With a `level`, outputs are the logarithms of a Dirichlet's concentrations: their softmax is its mean, and
+    the sum of their exponentials, which a softmax leaves free, its precision. Targets then have one more entry on the axis of classes,
+    the logarithm of the precision, whose squared error is added.
 
     Args:
         level: what was taken from the logarithms of precisions; None for no Dirichlet.
-        temperature: by which logits are divided in training.
         axis: of the classes, counted from the end.
 
     Reference: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531, section 2; Malinin et al., "Ensemble
     Distribution Distillation", 2020, arXiv:1905.00076, section 3.
     Differs from the paper: precisions are those with the ensemble's mutual information instead of the likeliest ones for its members'
-    probabilities, so that the mean stays the ensemble's and no temperature has to fall during training.
+    probabilities, so that the mean stays the ensemble's and no temperature is needed.
     """
 
     prediction: ClassVar[type[Predictive]] = Classification
     link: ClassVar[str] = "Softmax"
     weight: ClassVar[float] = 0.1
-    limits: ClassVar[Limits] = {"temperature": POSITIVE}
 
     level: float | None = None
-    temperature: float = 1.0
     axis: int = -1
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy, and what the logarithm of the precision is off by."""
         probs = targets.narrow(self.axis, 0, outputs.shape[self.axis])
-        each = -(self.temperature**2) * (probs * (outputs / self.temperature).log_softmax(self.axis)).sum(self.axis)
+        each = -(probs * outputs.log_softmax(self.axis)).sum(self.axis)
         if self.level is None:
             return each
         return each + self.weight * (outputs.logsumexp(self.axis) - targets.select(self.axis, -1)).square()
@@ -121,23 +117,8 @@ class SoftClasses(Likelihood):
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         """Return class probabilities, by Dirichlets if there is a level."""
-        kept = {"axis": self.axis, "learners": about.learners}
-        if self.level is None:
-            return Classification(outputs, about.combine, about.names, **kept)  # type: ignore[arg-type]  # of the types of the fields
-        return DirichletClasses(outputs + self.level, about.combine, about.names, **kept)  # type: ignore[arg-type]  # as above
-
-
-@dataclass(frozen=True, kw_only=True)
-class SoftLabels(Bernoulli):
-    """Probabilities of labels that do not exclude each other as targets; outputs are logits (member, batch, label)."""
-
-    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse shapes that do not fit."""
-        check_real(targets, outputs, each=1, what="the distribution of the ensemble")
-
-    def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse targets other than 0 and 1."""
-        Bernoulli().check(targets, outputs)
+        kind, shift = (Classification, 0.0) if self.level is None else (DirichletClasses, self.level)
+        return kind(outputs + shift, about.combine, about.names, axis=self.axis, learners=about.learners)
 
 
 @dataclass(frozen=True)
