@@ -292,6 +292,11 @@ def trajectories(scale: str) -> tuple[Row, ...]:
     return tuple(replace(sequential(scale, label, {}), checkpoints=True) for label in SEQUENTIAL)
 
 
+def compared(better: str, worse: str, labels: tuple[str, ...], measure: str = "accuracy") -> tuple[Claim, ...]:
+    """Return what the paper says of two settings of some ensembles."""
+    return tuple(Claim(better=f"{label}, {better}", worse=f"{label}, {worse}", measure=measure) for label in labels)
+
+
 def _pair(
     hours: float,
     rows: Any,
@@ -322,6 +327,7 @@ ORDER = (
 EIGHT: dict[str, Any] = {"sizes": ("quick", "quick, ResNet-8")}
 FEW: dict[str, Any] = {"sizes": ("quick, few",), "seeds": 2}
 THREE = tuple(SEQUENTIAL)
+"""BNN Sequential, SeBayS-Freeze, SeBayS-No Freeze."""
 PROTOCOLS = (
     Protocol(id="sebays-t1", title="ResNet-32 on CIFAR-10", measures=PERCENTS, claims=ORDER,
              **_pair(6, lambda s: table(s, TABLE_1), corruptions=ALL_CORRUPTIONS, block=faster, **EIGHT)),
@@ -339,14 +345,19 @@ PROTOCOLS = (
              claims=(Claim(better="BNN Sequential, M = 10", worse="BNN Sequential, M = 3"),)),
     Protocol(id="sebays-t6", title="One pass and five", **_pair(0.3, drawn, **FEW),
              claims=(Claim(better="BNN, MC = 5", worse="BNN, MC = 1", measure="nll"),
-                     Claim(better="SSBNN, MC = 5", worse="SSBNN, MC = 1", measure="nll"))),
+                     Claim(better="SSBNN, MC = 5", worse="SSBNN, MC = 1", measure="nll"),
+                     Claim(better="BNN Sequential, MC = 1", worse="BNN, MC = 5"))),
     Protocol(id="sebays-t7", title="Perturbation factors", measures=PERCENTS,
+             claims=(*compared("rho = 2", "rho = 3", THREE[1:]), *compared("rho = 3", "rho = 2", THREE[:1])),
              **_pair(3, lambda s: varied(s, "factor", FACTORS, TABLE_7), corruptions=ALL_CORRUPTIONS, **FEW)),
     Protocol(id="sebays-t8", title="Diversity by perturbation factor", measures=(*DIVERSITY, "accuracy"),
+             claims=(*compared("rho = 3", "rho = 2", THREE[1:], "disagreement"), *compared("rho = 5", "rho = 3", THREE[:1], "disagreement")),
              **_pair(0.2, lambda s: varied(s, "factor", FACTORS, TABLE_8), **FEW), why="from the runs of sebays-t7"),
     Protocol(id="sebays-t9", title="Cyclic learning rates", measures=PERCENTS,
+             claims=(*compared("stepwise", "cosine", THREE), *compared("stepwise", "linear-1", THREE)),
              **_pair(4, lambda s: varied(s, "schedule", RATES, TABLE_9), corruptions=ALL_CORRUPTIONS, **FEW)),
     Protocol(id="sebays-t10", title="Diversity by learning rate", measures=(*DIVERSITY, "accuracy"),
+             claims=(*compared("stepwise", "cosine", THREE[2:], "disagreement"), *compared("cosine", "stepwise", THREE[:2], "disagreement")),
              **_pair(0.2, lambda s: varied(s, "schedule", RATES, TABLE_10), **FEW), why="from the runs of sebays-t9"),
     Protocol(id="sebays-f1", title="Trajectories of members", measures=("separation", "trajectory"), **_pair(1, trajectories, **FEW),
              why="the figure has no numbers: distance of predictions between members, over that of an epoch in an exploitation"),
