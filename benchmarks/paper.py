@@ -103,6 +103,7 @@ def trained(row: Row, recipe: Recipe, seed: int, arguments: argparse.Namespace) 
     )
     if row.draws is not None and row.draws > recipe.structure.draws:
         ensemble.recipe = replace(recipe, structure=replace(recipe.structure, draws=row.draws))
+        ensemble._evaluations.clear()  # fit has predicted already, with fewer passes
     return ensemble, folder
 
 
@@ -466,13 +467,14 @@ def failed(protocol: Protocol, lines: Lines) -> list[str]:
     groups, found = grouped(protocol, lines), []
     for network, data in dict.fromkeys((network, data) for network, data, _ in groups):
         for claim in protocol.claims:
-            pair = [groups.get((network, data, label)) for label in (claim.better, claim.worse)]
-            if None in pair:
-                continue
-            better, worse = (summary(own or [], claim.measure)[0] for own in pair)
+            pair = [groups.get((network, data, label), []) for label in (claim.better, claim.worse)]
+            better, worse = (summary(own, claim.measure)[0] for own in pair)
+            worse = worse if claim.worse else 0.0
             if better is not None and worse is not None and not claim.holds(better, worse):
                 values = " against ".join(cell(v, claim.measure) for v in (better, worse))
-                found.append(f"{network}: {claim.better} not better than {claim.worse} in {claim.measure}, {values}")
+                found.append(
+                    f"{network}: {claim.better} not better than {claim.worse or 'none'} in {claim.measure}, {values}"
+                )
     return found
 
 

@@ -4,14 +4,15 @@
         [--reference SITE_PACKAGES]
 
 One training step (forward, backward, SGD with momentum; batch 128) of packed (2, 4, 1), EMP, ECMP and BatchEnsemble (4)
-against the plain network; BatchEnsemble against the plain network on the batch repeated four times. `--reference` names
-a folder with torch-uncertainty and einops installed: its packed layers are then measured in the same run. Writes
+against the plain network, and one prediction of the same batch; BatchEnsemble against the plain network on the batch repeated four
+times, which is what four separate networks take. `--reference` names a folder with torch-uncertainty and einops installed: its packed layers are then measured in the same run. Writes
 benchmarks/results/shared_speed.json, one entry for each number of threads and clock. A busy machine makes wall times useless:
 the load is written beside them, and with one thread the processor time is less sensitive to it. Freed memory is kept, as the
 engine keeps it in training.
 """
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -80,8 +81,8 @@ def laid_out(tensor: Any) -> Any:
     return tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> tuple[Any, str]:
-    """Return the training step of a structure, and how its members are run."""
+def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> tuple[Any, Any, str]:
+    """Return the training step of a structure, the prediction of a batch, and how its members are run."""
     network = structure.convert(build(), torch.Generator().manual_seed(0))
     network = laid_out(network) if x.dim() == 4 else network
 
@@ -90,10 +91,15 @@ def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Ten
         assert targets is not None
         return inputs, targets
 
+    judged = copy.deepcopy(network).eval()
+
+    def predict() -> None:
+        with torch.no_grad(), draws.keyed(1, 0, catch=False):
+            structure.unfold(judged(structure.feed(x, None)[0]))
+
     sharing = sharing_of(structure, network)
-    return stepper(network, lay_out, structure.unfold, sharing), network.kernel if isinstance(
-        network, Joint
-    ) else "plain"
+    kernel = network.kernel if isinstance(network, Joint) else "plain"
+    return stepper(network, lay_out, structure.unfold, sharing), predict, kernel
 
 
 def reference_layers(folder: str) -> Any:
@@ -169,26 +175,29 @@ def main() -> None:
         build, shape = NETWORKS[name]
         x, y = laid_out(torch.randn(BATCH, *shape)), torch.randint(0, 10, (BATCH,))
         tiled = laid_out(torch.cat([x] * MEMBERS)), torch.cat([y] * MEMBERS)
-        steps, kernels = {}, {}
+        steps, predictions, kernels = {}, {}, {}
         for label, structure in {
             "plain": Independent(),
             "packed": Packed(members=MEMBERS, width=WIDTH),
+            "packed_2_groups": Packed(members=MEMBERS, width=WIDTH, subgroups=2),
             "emp": Patched(mixture=FAMILY["emp"]),
             "ecmp": Patched(mixture=FAMILY["ecmp"]),
             "batch_ensemble": BatchEnsemble(members=MEMBERS),
         }.items():
-            steps[label], kernels[label] = ours(structure, build, x, y)
-        steps["tiled"], _ = ours(Independent(), build, *tiled)
+            steps[label], predictions[label], kernels[label] = ours(structure, build, x, y)
+        steps["tiled"], predictions["tiled"], _ = ours(Independent(), build, *tiled)
         if packed is not None:
             steps["torch_uncertainty_packed"] = reference(packed, build, x, y)
         long = name == "resnet_cifar20"  # its tensors are larger than any cache
         repeats = max(5, arguments.repeats // 3) if long else arguments.repeats
-        seconds = measure(steps, repeats, clock, burst=1 if long else 3)
-        ratios = {k: seconds[k] / seconds["tiled" if k == "batch_ensemble" else "plain"] for k in steps if k != "tiled"}
-        results[name] = {"seconds": seconds, "ratios": ratios, "kernel": kernels}
-        for label, ratio in ratios.items():
-            target = TARGETS.get(label, {}).get(name)
-            print(f"{name:15} {label:25} {ratio:5.2f}x" + (f"  (target {target:.2f}x)" if target else ""))
+        results[name] = {"kernel": kernels}
+        for kind, calls in (("", steps), ("prediction_", predictions)):
+            seconds = measure(calls, repeats, clock, burst=1 if long else 3)
+            ratios = {k: s / seconds["tiled" if k == "batch_ensemble" else "plain"] for k, s in seconds.items()}
+            results[name] |= {f"{kind}seconds": seconds, f"{kind}ratios": ratios}
+            for label, ratio in ratios.items():
+                target = None if kind else TARGETS.get(label, {}).get(name)
+                print(f"{name:15} {kind + label:25} {ratio:5.2f}x" + (f"  (target {target:.2f}x)" if target else ""))
     label = f"{arguments.threads} threads, {arguments.clock} time"
     earlier = RESULTS / "shared_speed.json"
     runs = json.loads(earlier.read_text())["runs"] if earlier.exists() else {}

@@ -46,14 +46,16 @@ def small_budget(
     )  # fmt: skip
 
 
-def children(**options: Any) -> tuple[Row, ...]:
-    """Return the two lines of children of LeNet-S."""
-    return tuple(row for row in small_budget("lenet_s", **options) if row.method == "prune_and_tune")
+def children() -> tuple[Row, ...]:
+    """Return the two lines of children of LeNet-S, and that of anti-random ones with one cycle, which the paper's Figure 1 is about."""
+    own = tuple(row for row in small_budget("lenet_s") if row.method == "prune_and_tune")
+    cycled = replace(own[-1], label="PAT (AR + 1C)", options=own[-1].options | {"tuning": "one_cycle"}, paper={})
+    return (*own, cycled)
 
 
-def few(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Return lines on 2,000 images in batches of 32, for 'quick'."""
-    return tuple(replace(r, points=2_000, training=replace(r.training or ADAM, batch_size=32)) for r in rows)
+def few(rows: tuple[Row, ...], points: int) -> tuple[Row, ...]:
+    """Return lines on few images in batches of 32, for 'quick'."""
+    return tuple(replace(r, points=points, training=replace(r.training or ADAM, batch_size=32)) for r in rows)
 
 
 def pruned(label: str, network: str, sparsity: float, *, child: int = 3, **options: object) -> Row:
@@ -65,16 +67,18 @@ def pruned(label: str, network: str, sparsity: float, *, child: int = 3, **optio
 SPARSITIES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
-def ablations(networks: tuple[str, ...], sizes: int, large: str, medium: str) -> tuple[Row, ...]:
+def ablations(
+    networks: tuple[str, ...], sizes: int, large: str, medium: str, sparsities: tuple[float, ...] = SPARSITIES
+) -> tuple[Row, ...]:
     """Return the four panels of Figure 3."""
     by_sparsity = tuple(
         pruned(f"a: sparsity {s}, {child} epochs", network, s, child=child, scope="global")
         for network in networks
-        for s in SPARSITIES
+        for s in sparsities
         for child in (1, 3)
     )
     by_unit = tuple(
-        pruned(f"b: {unit}, sparsity {s}", large, s, unit=unit) for unit in ("connection", "neuron") for s in SPARSITIES
+        pruned(f"b: {unit}, sparsity {s}", large, s, unit=unit) for unit in ("connection", "neuron") for s in sparsities
     )
     pairs = tuple(
         Row(label=f"c: {short} + {tuned}", method="prune_and_tune", training=SGD, epochs=26, network=large,
@@ -201,8 +205,9 @@ PROTOCOLS = (
         id="pat-f1",
         title="Loss landscapes of children",
         measures=("barrier", "surface", "accuracy"),
-        quick=Scale(rows=children(points=5_000, batch_size=32), epochs=16, seeds=1, hours=0.1, test_rows=2_000),
+        quick=Scale(rows=few(children(), 2_000), epochs=16, seeds=2, hours=0.1, test_rows=1_000),
         cpu=Scale(rows=children(), epochs=16, seeds=1, hours=1),
+        claims=(Claim(better="PAT (AR + 1C)", measure="barrier"),),
         why="a drawing in the paper; ours has the rise of the loss between two children, and the losses in the plane of three",
     ),
     Protocol(id="pat-f2", title="Anti-random sampling", why="a diagram; the masks are `pruning='anti_random'`"),
@@ -210,7 +215,13 @@ PROTOCOLS = (
         id="pat-f3",
         title="Sparsity, units, masks and schedules, ensemble size",
         measures=("accuracy", "curve"),
-        quick=Scale(rows=few(ablations(("lenet_s",), 32, "lenet_s", "lenet_s")), epochs=8, seeds=1, hours=0.3),
+        quick=Scale(
+            rows=few(ablations(("lenet_s",), 16, "lenet_s", "lenet_s", (0.1, 0.5, 0.9)), 1_000),
+            epochs=8,
+            seeds=2,
+            hours=0.3,
+            test_rows=5_000,
+        ),
         cpu=Scale(rows=ablations(("lenet_s",), 32, "lenet_s", "lenet_s"), epochs=8, seeds=1, hours=12),
         paper=Scale(
             rows=ablations(("lenet_s", "lenet_m", "lenet_l"), 128, "lenet_l", "lenet_m"),

@@ -122,10 +122,10 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A statement of the paper: one line is better than another, in every network and data set that has both."""
+    """A statement of the paper: one line is better than another, or than 0, in every network and data set that has both."""
 
     better: str
-    worse: str
+    worse: str = ""
     measure: str = "accuracy"
 
     def holds(self, better: float, worse: float) -> bool:

@@ -17,6 +17,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "network": "small_cnn", "silu": "small_cnn_silu", "points": 4_000, "batch": 32, "kl": 4_000 / 45_000,
         "explore": 7, "exploit": 3, "single": 10, "interval": 30, "draws": 1, "rates": 16,
     },
+    "quick, few": {
+        "network": "small_cnn", "silu": "small_cnn_silu", "points": 2_000, "batch": 32, "kl": 2_000 / 45_000,
+        "explore": 7, "exploit": 3, "single": 10, "interval": 15, "draws": 1, "rates": 32,
+    },
     "quick, ResNet-8": {
         "network": "resnet8_narrow", "silu": "resnet8_narrow_silu", "points": 2_000, "batch": 32, "kl": 2_000 / 45_000,
         "explore": 7, "exploit": 3, "single": 10, "interval": 15, "draws": 1, "rates": 32,
@@ -288,21 +292,27 @@ def trajectories(scale: str) -> tuple[Row, ...]:
     return tuple(replace(sequential(scale, label, {}), checkpoints=True) for label in SEQUENTIAL)
 
 
+def compared(better: str, worse: str, labels: tuple[str, ...], measure: str = "accuracy") -> tuple[Claim, ...]:
+    """Return what the paper says of two settings of some ensembles."""
+    return tuple(Claim(better=f"{label}, {better}", worse=f"{label}, {worse}", measure=measure) for label in labels)
+
+
 def _pair(
     hours: float,
     rows: Any,
     *,
     paper_hours: float = 200,
     block: Any = lambda _: (),
-    again: tuple[str, ...] = (),
+    sizes: tuple[str, ...] = ("quick",),
+    seeds: int = 3,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the same lines at all scales, at 'quick' also those of other sizes."""
+    """Return the same lines at all scales, at 'quick' those of some sizes."""
     few = {"corruptions": options.get("corruptions", ()), "severities": (1, 3, 5), "corrupted_rows": 500}
     shared = {n: v for n, v in options.items() if n != "corruptions"}
-    quick = [r for s in ("quick", *again) for r in (*rows(s), *block(s)) if r.label not in LONG]
+    quick = [r for s in sizes for r in (*rows(s), *block(s)) if r.label not in LONG]
     return {
-        "quick": Scale(rows=tuple(quick), epochs=10, hours=0.3, test_rows=5_000, ood="cifar100"),
+        "quick": Scale(rows=tuple(quick), epochs=10, seeds=seeds, hours=0.3, test_rows=5_000, ood="cifar100"),
         "cpu": Scale(rows=rows("cpu") + block("cpu"), epochs=10, hours=hours, **few, **shared),
         "paper": Scale(rows=rows("paper"), epochs=250, hours=paper_hours, gpu=True,
                        corruptions=options.get("corruptions", ()), **shared),
@@ -314,41 +324,48 @@ ORDER = (
     Claim(better="SeBayS-Freeze", worse="BNN"),
     Claim(better="SeBayS-Freeze", worse="SSBNN"),
 )
-EIGHT = ("quick, ResNet-8",)
+EIGHT: dict[str, Any] = {"sizes": ("quick", "quick, ResNet-8")}
+FEW: dict[str, Any] = {"sizes": ("quick, few",), "seeds": 2}
 THREE = tuple(SEQUENTIAL)
+"""BNN Sequential, SeBayS-Freeze, SeBayS-No Freeze."""
 PROTOCOLS = (
     Protocol(id="sebays-t1", title="ResNet-32 on CIFAR-10", measures=PERCENTS, claims=ORDER,
-             **_pair(6, lambda s: table(s, TABLE_1), corruptions=ALL_CORRUPTIONS, block=faster, again=EIGHT)),
+             **_pair(6, lambda s: table(s, TABLE_1), corruptions=ALL_CORRUPTIONS, block=faster, **EIGHT)),
     Protocol(id="sebays-t2", title="ResNet-56 on CIFAR-100", measures=PERCENTS, claims=ORDER[:1] + ORDER[2:],
              paper=Scale(rows=tuple(replace(r, network=r.network.replace("32", "56")) for r in table("paper", TABLE_2, data="cifar100")),
                          epochs=250, hours=400, gpu=True, corruptions=ALL_CORRUPTIONS)),
     Protocol(id="sebays-t3", title="Diversity of members", measures=(*DIVERSITY, "accuracy"),
              claims=(Claim(better="SeBayS-No Freeze", worse="SeBayS-Freeze", measure="disagreement"),),
              why="gates of no freeze are drawn at prediction",
-             **_pair(0.2, lambda s: table(s, TABLE_3, DIVERSE), block=faster, again=EIGHT)),
+             **_pair(0.2, lambda s: table(s, TABLE_3, DIVERSE), block=faster, **EIGHT)),
     Protocol(id="sebays-t4", title="AUROC against CIFAR-100", measures=("ood_auroc",), **_pair(0.3, lambda s: table(s, TABLE_4), ood="cifar100"),
              claims=(Claim(better="SeBayS-Freeze", worse="SSBNN", measure="ood_auroc"),
                      Claim(better="BNN Sequential", worse="BNN", measure="ood_auroc"))),
-    Protocol(id="sebays-t5", title="Ensembles of 3, 5 and 10", measures=PERCENTS, **_pair(5, sized, corruptions=ALL_CORRUPTIONS),
+    Protocol(id="sebays-t5", title="Ensembles of 3, 5 and 10", measures=PERCENTS, **_pair(5, sized, corruptions=ALL_CORRUPTIONS, **FEW),
              claims=(Claim(better="BNN Sequential, M = 10", worse="BNN Sequential, M = 3"),)),
-    Protocol(id="sebays-t6", title="One pass and five", **_pair(0.3, drawn),
+    Protocol(id="sebays-t6", title="One pass and five", **_pair(0.3, drawn, **FEW),
              claims=(Claim(better="BNN, MC = 5", worse="BNN, MC = 1", measure="nll"),
-                     Claim(better="SSBNN, MC = 5", worse="SSBNN, MC = 1", measure="nll"))),
+                     Claim(better="SSBNN, MC = 5", worse="SSBNN, MC = 1", measure="nll"),
+                     Claim(better="BNN Sequential, MC = 1", worse="BNN, MC = 5"))),
     Protocol(id="sebays-t7", title="Perturbation factors", measures=PERCENTS,
-             **_pair(3, lambda s: varied(s, "factor", FACTORS, TABLE_7), corruptions=ALL_CORRUPTIONS)),
+             claims=(*compared("rho = 2", "rho = 3", THREE[1:]), *compared("rho = 3", "rho = 2", THREE[:1])),
+             **_pair(3, lambda s: varied(s, "factor", FACTORS, TABLE_7), corruptions=ALL_CORRUPTIONS, **FEW)),
     Protocol(id="sebays-t8", title="Diversity by perturbation factor", measures=(*DIVERSITY, "accuracy"),
-             **_pair(0.2, lambda s: varied(s, "factor", FACTORS, TABLE_8)), why="from the runs of sebays-t7"),
+             claims=(*compared("rho = 3", "rho = 2", THREE[1:], "disagreement"), *compared("rho = 5", "rho = 3", THREE[:1], "disagreement")),
+             **_pair(0.2, lambda s: varied(s, "factor", FACTORS, TABLE_8), **FEW), why="from the runs of sebays-t7"),
     Protocol(id="sebays-t9", title="Cyclic learning rates", measures=PERCENTS,
-             **_pair(4, lambda s: varied(s, "schedule", RATES, TABLE_9), corruptions=ALL_CORRUPTIONS)),
+             claims=(*compared("stepwise", "cosine", THREE), *compared("stepwise", "linear-1", THREE)),
+             **_pair(4, lambda s: varied(s, "schedule", RATES, TABLE_9), corruptions=ALL_CORRUPTIONS, **FEW)),
     Protocol(id="sebays-t10", title="Diversity by learning rate", measures=(*DIVERSITY, "accuracy"),
-             **_pair(0.2, lambda s: varied(s, "schedule", RATES, TABLE_10)), why="from the runs of sebays-t9"),
-    Protocol(id="sebays-f1", title="Trajectories of members", measures=("separation", "trajectory"), **_pair(1, trajectories),
+             claims=(*compared("stepwise", "cosine", THREE[2:], "disagreement"), *compared("cosine", "stepwise", THREE[:2], "disagreement")),
+             **_pair(0.2, lambda s: varied(s, "schedule", RATES, TABLE_10), **FEW), why="from the runs of sebays-t9"),
+    Protocol(id="sebays-f1", title="Trajectories of members", measures=("separation", "trajectory"), **_pair(1, trajectories, **FEW),
              why="the figure has no numbers: distance of predictions between members, over that of an epoch in an exploitation"),
     Protocol(id="sebays-f2", title="Parameters and operations left by epoch", measures=("parameters_remaining", "flops_remaining", "parameters_by_epoch", "flops_by_epoch"), why="from the runs of sebays-t1; the paper's figure has no numbers but 50 % and 65 %",
              **_pair(0.1, lambda s: tuple(sequential(s, label, {"parameters_remaining": 0.5, "flops_remaining": 0.65})
-                                          for label in ("SeBayS-Freeze", "SeBayS-No Freeze")), block=faster, again=EIGHT)),
+                                          for label in ("SeBayS-Freeze", "SeBayS-No Freeze")), block=faster, **EIGHT)),
     Protocol(id="sebays-f3", title="Accuracy by ensemble size", measures=("accuracy", "member_accuracy", "curve"),
              why="from the runs of sebays-t5", **_pair(0.2, lambda s: tuple(
-                 sequential(s, label, {}, name=f"{label}, M = 10", members=10) for label in THREE))),
+                 sequential(s, label, {}, name=f"{label}, M = 10", members=10) for label in THREE), **FEW)),
     Protocol(id="sebays-f4", title="Cyclic learning rates, drawn", compute=rates),
 )  # fmt: skip

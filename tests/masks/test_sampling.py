@@ -175,3 +175,15 @@ def test_too_few_neurons_to_share_out_are_refused():
         partition({"a.weight": (2, 3)}, generator(0), members=3, unit="neuron")
     with pytest.raises(InputError, match="members is 0"):
         partition({"a.weight": (2, 3)}, generator(0), members=0)
+
+
+@given(shapes=all_shapes(), share=st.floats(0, 1), seed=SEEDS)
+def test_layers_are_kept_or_removed_whole_and_groups_together(shapes, share, seed):
+    tied = [list(shapes)[:2]]
+    masks = random_masks(shapes, generator(seed), density=share, unit="layer", scope="global", groups=tied)
+    assert all(bool(m.all()) or not bool(m.any()) for m in masks.values())
+    assert len({bool(masks[name].all()) for name in tied[0]}) == 1
+    apart = [name for name in shapes if name not in tied[0][1:]]
+    assert sum(bool(masks[name].all()) for name in apart) == round(share * len(apart))
+    one, other = anti_random_pair(shapes, generator(seed), unit="layer", scope="global", groups=tied)
+    assert all(torch.equal(one[name], ~other[name]) for name in shapes)

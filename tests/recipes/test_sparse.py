@@ -425,3 +425,32 @@ def test_a_mother_gets_half_of_the_epochs_and_what_does_not_divide():
         make("mothernets", budget=4)
     with pytest.raises(InputError, match="size is 1"):
         make("mothernets", size=1.0)
+
+
+def test_children_without_layers_compute_what_the_shortcuts_and_the_other_layers_give():
+    recipe = make("prune_and_tune", budget=6, members=4, unit="layer", training=QUICK)
+    ensemble = fit(lambda: models.resnet_cifar(8, classes=3, width=8), (IMAGES, Y[:32]), recipe)
+    bodies = {f"layer{i}.0" for i in (1, 2, 3)}
+    lost = []
+    for i, state in enumerate(ensemble.states()):
+        assert all(bool(m.all()) or not bool(m.any()) for m in state.mask.values())
+        lost.append({name.rsplit(".", 2)[0] for name, m in state.mask.items() if not m.any()})
+        network = ensemble.member(i)
+        for body in lost[-1]:
+            network.get_submodule(body).bn2 = Zero()
+        with torch.no_grad():
+            assert torch.allclose(network(IMAGES), ensemble.outputs(IMAGES)[i], atol=1e-5)
+    assert lost[0] ^ lost[1] == lost[2] ^ lost[3] == bodies
+    assert {len(own) for own in lost} == {1, 2}
+
+
+class Zero(nn.Module):
+    """Nothing, in place of the end of a residual body."""
+
+    def forward(self, x):
+        return torch.zeros_like(x)
+
+
+def test_layers_of_a_chain_are_not_removed():
+    with pytest.raises(InputError, match="Prune has no layer to remove"):
+        fit(wide, (X, Y), make("prune_and_tune", budget=6, members=2, unit="layer", training=QUICK))

@@ -1,7 +1,7 @@
 """Masks: pure functions from shapes and a generator to dicts of bool tensors, True where a weight is kept.
 
-Every mask maker takes the same three choices. `unit` is what is kept or removed as a whole: a `connection` (one weight)
-or a `neuron` (one output row or filter). `scope` says whether the kept share holds in every `layer` or over all of them
+Every mask maker takes the same three choices. `unit` is what is kept or removed as a whole: a `connection` (one weight),
+a `neuron` (one output row or filter) or a `layer`. `scope` says whether the kept share holds in every `layer` or over all of them
 together (`global`). `groups` names layers that must keep the same neurons, because their outputs are summed. Masks have
 the shapes of the weights; `keep_vectors` and `expand_neurons` go between them, keep-vectors and whole parameters.
 """

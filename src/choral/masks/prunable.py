@@ -27,12 +27,12 @@ def prunable(
     """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
 
     Biases and normalization layers are kept whole. The weights inside `nn.MultiheadAttention` and of recurrent layers count as
-    linear ones for connections, and are left alone for neurons, as are transposed convolutions. Weights under a parametrization (weight_norm),
+    linear ones for connections, and are left alone for neurons and layers, as are transposed convolutions. Weights under a parametrization (weight_norm),
     `nn.Bilinear` and bare parameters are left alone unless `include` names them.
 
     Args:
         network: any network; it is not changed.
-        unit: `connection` or `neuron`.
+        unit: `connection`, `neuron` or `layer`.
         keep_classifier: leave out the last layer.
         keep_first: leave out the first layer.
         include: patterns of further parameters to mask (a bias, a norm, the classifier).
@@ -56,9 +56,9 @@ def prunable(
     parameters = [name for name, _ in network.named_parameters()]
     asked, left = set(fitting(parameters, include, "include")), set(fitting(parameters, exclude, "exclude"))
     rows = {weight for name, weights in layers.items() for weight in weights if _fits(network, name, "neuron")}
-    if unit == "neuron" and asked - rows:
+    if unit != "connection" and asked - rows:
         raise InputError(
-            f"include: {sorted(asked - rows)[0]!r} has no neurons; unit='neuron' takes convolutions and linear layers."
+            f"include: {sorted(asked - rows)[0]!r} has no neurons; unit='{unit}' takes convolutions and linear layers."
         )
     frozen = {name for name, p in network.named_parameters() if not p.requires_grad}
     return [name for name in parameters if name in (chosen | asked) - frozen - left]

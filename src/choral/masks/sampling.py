@@ -1,7 +1,8 @@
 """How masks are made: drawn at random, shared out among members, by magnitude, and by the drop-and-grow step of sparse training.
 
 A cell is what a mask keeps or removes as a whole: with unit `connection` one weight, with unit `neuron` one output row, shared by all layers
-of a tied group. The mask makers only ever choose among cells, so they are written once for both units.
+of a tied group, with unit `layer` all weights of a layer or tied group. The mask makers only ever choose among cells, so they are written once
+for all units.
 
 Reference: Whitaker & Whitley, "Prune and Tune Ensembles: Low-Cost Ensemble Learning With Sparse Independent
 Subnetworks", AAAI 2022, arXiv:2202.11782, section "Prune and Tune Ensembles".
@@ -20,7 +21,7 @@ from choral.base.types import Params
 
 Masks = dict[str, Tensor]
 Shapes = Mapping[str, Sequence[int]]
-Unit = Literal["connection", "neuron"]
+Unit = Literal["connection", "neuron", "layer"]
 Scope = Literal["layer", "global"]
 Groups = Sequence[Sequence[str]]
 
@@ -59,16 +60,17 @@ def _over_rows(chosen: Tensor, shape: Sequence[int]) -> Tensor:
     return chosen.view(-1, *[1] * (len(shape) - 1)).expand(tuple(shape)).clone()
 
 
-def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
-    """Return the cells of the weights; groups hold layer names (or weight names) and only concern neurons."""
+def cells_of(shapes: Shapes, unit: Unit, groups: Groups = ()) -> Cells:
+    """Return the cells of the weights; groups hold layer names (or weight names) and only concern neurons and layers."""
     plain = {name: tuple(int(s) for s in shape) for name, shape in shapes.items()}
     if unit == "connection":
         return Cells({n: math.prod(s) for n, s in plain.items()}, {n: (n,) for n in plain}, plain, "connection")
+    cells = {name: shape[0] if unit == "neuron" else 1 for name, shape in plain.items()}
     followers: dict[str, tuple[str, ...]] = {}
     tied: set[str] = set()
     for group in groups:
         present = tuple(name for name in plain if name in group or name.removesuffix(".weight") in group)
-        rows = {name: plain[name][0] for name in present}
+        rows = {name: cells[name] for name in present}
         if len(set(rows.values())) > 1:
             raise InputError(f"groups: tied layers must have the same number of neurons, received {rows}.")
         if any(name in tied for name in present):
@@ -78,7 +80,7 @@ def cells_of(shapes: Shapes, unit: str, groups: Groups = ()) -> Cells:
             followers[present[0]] = present
     followers |= {name: (name,) for name in plain if name not in tied}
     order = [name for name in plain if name in followers]
-    return Cells({n: plain[n][0] for n in order}, {n: followers[n] for n in order}, plain, "neuron")
+    return Cells({n: cells[n] for n in order}, {n: followers[n] for n in order}, plain, unit)
 
 
 def kept_count(density: float, size: int, floor: int = 0) -> int:
@@ -170,9 +172,9 @@ def random_masks(
         shapes: shapes of the weights to mask, by name.
         generator: decides the draw.
         density: share of kept cells, 0 to 1; or one for each weight name (scope `layer` only).
-        unit: `connection` or `neuron`.
-        scope: `layer` counts in each layer, `global` over all layers together.
-        groups: layers that keep the same neurons (unit `neuron` only).
+        unit: `connection`, `neuron` or `layer`.
+        scope: `layer` counts in each layer, `global` over all layers together; unit `layer` needs `global`.
+        groups: layers that keep the same neurons, or that go together (not for unit `connection`).
 
     >>> masks = random_masks({"a.weight": (3, 4), "b.weight": (5, 2)}, torch.Generator().manual_seed(0), density=0.25)
     >>> [int(mask.sum()) for mask in masks.values()]
@@ -249,7 +251,7 @@ def magnitude_masks(
     scope: Scope = "layer",
     groups: Groups = (),
 ) -> Masks:
-    """Return masks that keep the largest weights, or the neurons whose weights have the largest mean square.
+    """Return masks that keep the largest weights, or the neurons or layers whose weights have the largest mean square.
 
     A tied group is judged by the mean square over the rows of all its layers. With unit `neuron` every layer keeps at
     least its best neuron.
@@ -267,7 +269,10 @@ def magnitude_masks(
     if unit == "connection":
         scores = {name: values[name].abs().flatten() for name in cells.sizes}
     else:
-        rows = {n: torch.cat([values[f].flatten(1) for f in cells.followers[n]], dim=1) for n in cells.sizes}
+        rows = {
+            n: torch.cat([values[f].reshape(count, -1) for f in cells.followers[n]], dim=1)
+            for n, count in cells.sizes.items()
+        }
         scores = {name: row.square().mean(1) for name, row in rows.items()}
     if scope == "global":
         return _best_of_all(cells, scores, density)

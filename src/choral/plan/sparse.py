@@ -3,14 +3,15 @@
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from choral.base.batches import leaves
+from choral.base.batches import Batch, leaves
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
@@ -29,7 +30,7 @@ from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
 MASK = slot("mask", Role.MASK)
-Unit = Literal["connection", "neuron"]
+Unit = Literal["connection", "neuron", "layer"]
 Scope = Literal["layer", "global"]
 
 
@@ -127,8 +128,9 @@ class Prune(Operator):
 
     Args:
         masks: which ones: `RandomMasks`, `AntiRandom`, `Partition`, `Magnitude`, `ErdosRenyi`, or `Masks` of your own.
-        unit: 'connection', or 'neuron' (whole output rows with their bias and normalization).
-        scope: 'layer' removes the share in every layer, 'global' over all of them.
+        unit: 'connection', 'neuron' (whole output rows with their bias and normalization), or 'layer' (whole layers, of those that the
+            network can do without, as in residual blocks).
+        scope: 'layer' removes the share in every layer, 'global' over all of them, as it always does for layers.
         keep_classifier: whether the output layer stays whole.
         keep_first: whether the first layer does. None keeps it where the inputs are rows of numbers, whose units lose whole features
             otherwise, unless nothing else could be pruned.
@@ -164,20 +166,63 @@ class Prune(Operator):
         if not names and self.keep_first is None:
             names = may_go(keep_first=False)
         if not names:
-            kinds = " and linear" if self.unit == "neuron" else ", linear, attention and recurrent"
+            kinds = ", linear, attention and recurrent" if self.unit == "connection" else " and linear"
             raise InputError(
                 f"Prune has nothing to prune: the network has no convolutions{kinds} layers with weights that train"
                 f"{' but the last one' if self.keep_classifier else ''}; take a method that does not prune, such as "
                 "deep_ensemble or snapshot."
             )
-        groups = tied_groups(network, example) if self.unit == "neuron" else []
+        groups, scope = tied_groups(network, example) if self.unit == "neuron" else [], self.scope
+        if self.unit == "layer":
+            groups, scope = spare_layers(network, names, example), "global"
+            names = [name for group in groups for name in group]
         weights = {n: state.params[n] for n in names}
-        masks = self.masks.choose(weights, context, unit=self.unit, scope=self.scope, groups=groups)
-        if self.unit == "neuron":
+        masks = self.masks.choose(weights, context, unit=self.unit, scope=scope, groups=groups)
+        if self.unit != "connection":
             masks = neuron_param_mask(network, keep_vectors(masks), example)
         masks = both_masks(state.mask, masks)
         params = {n: p * masks[n] if n in masks else p for n, p in state.params.items()}
         return state.having(params=params, memory={}).with_slots(**{MASK: masks})
+
+
+def spare_layers(network: nn.Module, names: Sequence[str], example: Batch) -> list[list[str]]:
+    """Return the weights of the layers that a network can do without, all at once: its outputs still depend on its inputs.
+
+    Layers stand together if those behind see nothing of the inputs without the first, as in the body of a residual block. Those
+    declared first are tried first, so that a projection of the shortcut stays.
+    """
+    layers = {name: network.get_submodule(name.removesuffix(".weight")) for name in names}
+    seeing: set[nn.Module] = set()
+
+    def note(module: nn.Module, _: Any, outputs: Any) -> None:
+        if not all(torch.allclose(rows, rows[:1].expand_as(rows)) for rows in leaves(outputs)):
+            seeing.add(module)
+
+    hooks = [module.register_forward_hook(note) for module in {*layers.values(), network}]
+    gone: Params = {}
+    groups: list[list[str]] = []
+    for name in names:
+        if name in gone:
+            continue
+        seeing.clear()
+        trial = gone | _zeros(name, layers[name])
+        with torch.no_grad():
+            functional_call(network, trial, (example,))
+        if network in seeing:
+            groups.append([n for n in names if n not in gone and layers[n] not in seeing])
+            gone = {n: zero for own in groups for first in own for n, zero in _zeros(first, layers[first]).items()}
+    for hook in hooks:
+        hook.remove()
+    if not groups:
+        raise InputError(
+            "Prune has no layer to remove: the network has no shortcuts, so without any one layer the outputs would not "
+            "depend on the inputs; give unit='neuron' or 'connection'."
+        )
+    return groups
+
+
+def _zeros(weight: str, layer: nn.Module) -> Params:
+    return {weight.removesuffix("weight") + n: torch.zeros_like(p) for n, p in layer.named_parameters()}
 
 
 def both_masks(old: Params, new: Params) -> Params:

@@ -24,7 +24,7 @@ def prune_and_tune(
     parent_epochs: int | None = None,
     pruning: Literal["anti_random", "random", "partition"] = "anti_random",
     sparsity: float | None = None,
-    unit: Literal["connection", "neuron"] = "connection",
+    unit: Literal["connection", "neuron", "layer"] = "connection",
     scope: Literal["layer", "global"] = "layer",
     tuning: Literal["one_cycle", "constant"] = "one_cycle",
     tuning_lr: float | None = None,
@@ -46,7 +46,8 @@ def prune_and_tune(
         parent_epochs: epochs of the parent; 0 starts from the trained network handed to fit.
         pruning: complementary pairs, independent draws, or disjoint parts that cover the parent.
         sparsity: share removed; 0.5, or 1 - 1/members for a partition.
-        unit: single weights, or whole neurons and filters: those members are stored and run as smaller networks.
+        unit: single weights; whole neurons and filters, where members are stored and run as smaller networks; or whole layers, of
+            those that the network can do without (the bodies of residual blocks).
         tuning: 'one_cycle' (rate / 100, up to the rate over a tenth, down to a millionth) or 'constant' (the parent's last rate).
         tuning_lr: the peak of 'one_cycle', or the rate of 'constant'; the parent's peak or last rate if None.
         bagging: part of the training points each child sees; all of them if None.
