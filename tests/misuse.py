@@ -71,11 +71,6 @@ def _metrics() -> Iterator[Row]:
     for function in (metrics.crps, metrics.mixture_nll, metrics.gaussian_log_scores):
         wrong = {"means": (REALS * NAN, "a"), "variances": (-SPREADS, SPREADS[:2], "a"), "targets": BAD_REALS}
         yield function, {"means": REALS, "variances": SPREADS, "targets": TARGETS}, wrong
-    yield (
-        metrics.coverage,
-        {"means": REALS, "variances": SPREADS, "targets": TARGETS, "level": 0.9},
-        {"level": (0, 1, *SHARE)},
-    )
     yield metrics.mixture_interval, {"means": REALS, "variances": SPREADS, "level": 0.9}, {"level": (0, 1, *SHARE)}
     yield metrics.mixture_quantile, {"means": REALS, "variances": SPREADS, "level": 0.9}, {"level": (0, 1, *SHARE)}
     yield metrics.rmse, {"means": REALS, "targets": TARGETS}, {"means": (REALS * NAN, "a", None), "targets": BAD_REALS}

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from choral import models
-from choral.data import Mixup
+from choral.data import Mixup, RandAugment
 from choral.plan import SGD, Steps
 from choral.recipes import make
 from choral.recipes.training import Training
 
-from .augmentation import RandAugment
 from .pat import COMMON_CORRUPTIONS
 from .protocol import Claim, Protocol, Row, Scale, figures
 

@@ -49,7 +49,7 @@ def small_budget(
 def children() -> tuple[Row, ...]:
     """Return the two lines of children of LeNet-S, and that of anti-random ones with one cycle, which the paper's Figure 1 is about."""
     own = tuple(row for row in small_budget("lenet_s") if row.method == "prune_and_tune")
-    cycled = replace(own[-1], label="PAT (AR + 1C)", options=own[-1].options | {"tuning": "one_cycle"}, paper={})
+    cycled = replace(own[-1], label="PAT (AR + 1C)", options={**own[-1].options, "tuning": "one_cycle"}, paper={})
     return (*own, cycled)
 
 

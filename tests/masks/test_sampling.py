@@ -185,5 +185,5 @@ def test_layers_are_kept_or_removed_whole_and_groups_together(shapes, share, see
     assert len({bool(masks[name].all()) for name in tied[0]}) == 1
     apart = [name for name in shapes if name not in tied[0][1:]]
     assert sum(bool(masks[name].all()) for name in apart) == round(share * len(apart))
-    one, other = anti_random_pair(shapes, generator(seed), unit="layer", scope="global", groups=tied)
+    one, other = partition(shapes, generator(seed), members=2, unit="layer", scope="global", groups=tied)
     assert all(torch.equal(one[name], ~other[name]) for name in shapes)

@@ -10,8 +10,9 @@ from choral import models
 from choral.base.errors import InputError, PlanError
 from choral.compaction import Fold, shrink
 from choral.data.sources import TensorSource
-from choral.engine.epochs import BranchContext, make_task
+from choral.engine.epochs import BranchContext
 from choral.engine.flops import Flops
+from choral.engine.task import make_task
 from choral.layers.bayesian.sampling import SampledLayer, at_means
 from choral.objectives.kl import gate_keep, std_of
 from choral.objectives.likelihoods import Categorical, FixedGaussian

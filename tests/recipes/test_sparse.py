@@ -7,7 +7,7 @@ import torch
 from tests.plan.written_out import written_out
 from torch import nn
 
-from choral import Compute, models
+from choral import Compute, masks, models
 from choral.base.errors import InputError
 from choral.compaction import compact
 from choral.engine.checkpoint import encode_member
@@ -27,11 +27,6 @@ QUICK = Training(lr=0.05, optimizer=SGD(), batch_size=16)
 def rows_of(states):
     """Return the masks of members as rows."""
     return [torch.cat([m.flatten() for m in state.slots["mask"].values()]) for state in states]
-
-
-def total_distance(states):
-    """Return the paper's TD: the sum over ordered pairs of members of the root of their masks' Hamming distance."""
-    return sum(float((one != other).sum()) ** 0.5 for one in rows_of(states) for other in rows_of(states))
 
 
 def wide():
@@ -83,7 +78,8 @@ def test_a_partition_covers_everything_once_and_random_masks_have_the_density():
         ).states()
     )
     assert all(int(m.sum()) == round(0.25 * m.numel()) for s in random for m in s.slots["mask"].values())
-    assert total_distance(states) > total_distance(random)
+    found, drawn = ([s.slots["mask"] for s in each] for each in (states, random))
+    assert masks.total_distance(found) > masks.total_distance(drawn)
 
 
 def test_both_executors_draw_the_same_masks_and_another_seed_draws_others():

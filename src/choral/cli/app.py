@@ -283,5 +283,5 @@ def compare(
 
 for command in (predict, evaluate, report, export, serve):
     app.command()(command)
-for command in (cluster_runs.leaves, cluster_runs.run_leaf):
-    app.command(rich_help_panel="Commands for clusters")(command)
+app.command(rich_help_panel="Commands for clusters")(cluster_runs.leaves)
+app.command(rich_help_panel="Commands for clusters")(cluster_runs.run_leaf)

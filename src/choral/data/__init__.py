@@ -1,9 +1,9 @@
 """Data: sources the engine reads, input transforms, tables and built-in problems."""
 
-from choral.data.inputs import CutMix, HorizontalFlip, Mixup, Normalize, PadCrop, Transform, prepare
+from choral.data.inputs import CutMix, HorizontalFlip, Mixup, Normalize, PadCrop, RandAugment, Transform, prepare
 from choral.data.sources import DatasetSource, Source, TensorSource, source_of
 
 __all__ = [
-    "CutMix", "DatasetSource", "HorizontalFlip", "Mixup", "Normalize", "PadCrop", "Source", "TensorSource",
+    "CutMix", "DatasetSource", "HorizontalFlip", "Mixup", "Normalize", "PadCrop", "RandAugment", "Source", "TensorSource",
     "Transform", "prepare", "source_of",
 ]  # fmt: skip

@@ -135,7 +135,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ['seed was 0, now 1']
     """
     if old.get("seed") != new.get("seed"):  # it draws the held-out rows too
-        return [*_of_recipes(old, new), *_values(old["seed"], new["seed"], "seed", "Recipe")]
+        return [*_of_recipes(old, new), *_in_words(old["seed"], new["seed"], "seed")]
     networks = list(changes(old["network"], new["network"]))
     if old.get("data") != new.get("data"):  # which may well be why networks differ
         lines = [_SENTENCES["data"], *_of_recipes(old, new), *networks[:1]]

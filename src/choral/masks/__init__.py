@@ -20,11 +20,13 @@ from choral.masks.sampling import (
     partition,
     random_masks,
     regrow,
+    total_distance,
 )  # fmt: skip
 
 __all__ = [
     "Masks", "Scope", "Shapes", "Unit", "erk_densities", "expand_neurons",
     "keep_vectors", "magnitude_masks", "partition", "prunable", "random_masks", "regrow",
+    "total_distance",
 ]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

@@ -363,3 +363,15 @@ def regrow(
         added = _largest(appeal.masked_fill(flat, -1.0), count)
         grown[name] = ((flat & ~dropped) | added).view(mask.shape)
     return grown
+
+
+def total_distance(masks: Sequence[Mapping[str, Tensor]]) -> float:
+    """Return TD: the sum over ordered pairs of members of the square root of their masks' Hamming distance.
+
+    Reference: Whitaker & Whitley, 2022, arXiv:2202.11782, the equations for CD and TD.
+
+    >>> total_distance([{"a": torch.tensor([True] * 4)}, {"a": torch.tensor([False] * 4)}])
+    4.0
+    """
+    rows = [torch.cat([mask.flatten() for mask in one.values()]) for one in masks]
+    return sum(float((one != other).sum()) ** 0.5 for one in rows for other in rows)

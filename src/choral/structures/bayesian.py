@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.order import output_last
-from choral.base.text import fitting, matches
 from choral.base.types import Params
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
 from choral.layers.bayesian.sampling import (

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from benchmarks.protocols.augmentation import RandAugment, _augmented
 from torch import nn
 
 from choral import Compute
 from choral.base import draws
-from choral.data import inputs
+from choral.data import RandAugment, inputs
+from choral.data.inputs import _augmented
 from choral.fit import fit
 from choral.recipes import make
 from choral.testing.problems import CALM
