@@ -412,6 +412,23 @@ def test_the_unit_of_a_target_is_said() -> None:
         assert learn_table(pd.DataFrame({"n": [1, 2], "y": cells}), "y", task="regression").reason.endswith(unit)
 
 
+def test_percents_without_their_sign_are_fractions_or_refused() -> None:
+    share = [f"{i}%" for i in range(10, 30)]
+    table = learn_table(pd.DataFrame({"share": share, "y": range(20)}), "y", task="regression")
+    new = pd.DataFrame({"share": [0.1, 0.25]})
+    np.testing.assert_array_equal(table.inputs(new), table.inputs(pd.DataFrame({"share": ["10%", "25%"]})))
+    with pytest.raises(InputError, match=r"holds 22.8 without % in row 1, but training had percents of 0.195"):
+        table.inputs(pd.DataFrame({"share": [0.2, 22.8]}))
+
+
+def test_several_odd_cells_are_not_said_to_be_one() -> None:
+    table = learn_table(pd.DataFrame({"area": np.arange(20.0) + 0.5, "y": range(20)}), "y", task="regression")
+    with pytest.warns(UserWarning, match=r"'area' holds 'big' and others in rows 1, 2, which is not a number; 2 such"):
+        table.inputs(pd.DataFrame({"area": ["5.5", "big", "about 80"]}))
+    with pytest.warns(UserWarning, match=r"'area' holds 'big' in rows 1, 2, which"):
+        table.inputs(pd.DataFrame({"area": ["5.5", "big", "big"]}))
+
+
 REFUSED = {
     "a_word_among_numbers": ([*(f"${c}" for c in TWENTY), "TBD"], None, r"holds 'TBD' \(line 22\), which is not a number in \$"),
     "one_value": (["5.5"] * 9, "regression", "the same value, 5.5, in every"),

@@ -150,8 +150,12 @@ class Column(Value, ABC):
 
 def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "count as cells without a value") -> None:
     if odd.any():
-        where = f"{path}: column '{short(cells.name)}' holds {short(cells.first(odd))!r} in {cells.lines(odd)}"
+        others = " and others" * (cells.different_in(odd) > 1)
+        where = f"{path}: column '{short(cells.name)}' holds {short(cells.first(odd))!r}{others} in {cells.lines(odd)}"
         warn(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
+
+
+_FAR = 20  # standard deviations of training, beyond which a number without % was meant as one with it
 
 
 def _doubles(*values: float) -> Iterable[Tensor]:
@@ -239,6 +243,13 @@ class NumberColumn(_Scaled):
                 f"{path}: column '{short(cells.name)}' holds {values[wild][0]:g} in {cells.lines(wild)}; numbers must be finite and at most "
                 f"{LARGEST:g} in size: correct or drop them."
             )
+        if self.unit == "%" and not cells.commonest_unit:
+            far = np.abs(values - self.scale.mean) > _FAR * self.scale.std
+            if far.any():
+                raise InputError(
+                    f"{path}: column '{short(cells.name)}' holds {values[far][0]:g} without % in {cells.lines(far)}, but training had percents of "
+                    f"{self.scale.mean:.3g} on average (12% is 0.12); write them with % or as fractions."
+                )
         return values
 
     @property

@@ -406,6 +406,10 @@ class Cells:
         word = f"{'line' if self._first_line else 'row'}{'s' if len(found) > 1 else ''}"
         return f"{word} {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}"
 
+    def different_in(self, which: np.ndarray) -> int:
+        """Return how many different words some rows hold."""
+        return len(np.unique(self._values[0][which]))
+
     def first(self, which: np.ndarray) -> str:
         """Return the word of the first of some rows."""
         return str(self.words[self._values[0][np.flatnonzero(which)[0]]])
