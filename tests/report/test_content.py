@@ -52,7 +52,7 @@ def test_every_file_has_one_writer(comparison):
     runs = {"plan.json", "results.json", "evaluation.json", "log.jsonl", "members", "checkpoints", ".lock"}
     assert {p.name for p in (comparison / "single").iterdir()} <= runs
     costs = read_json(comparison / "single" / "results.json") or {}
-    assert set(costs) == {"counted", "parameters", "predict_flops", "networks", "outputs", "seconds"}
+    assert set(costs) == {"counted", "stopped", "parameters", "predict_flops", "networks", "outputs", "seconds"}
     assert set(read_json(comparison / "single" / "evaluation.json") or {}) == {"evaluation", "judged_by", "ensemble"}
     compared = {"comparison.json", "report.json", "report.html", "figures", "single", "snapshot", "prune_and_tune"}
     assert {p.name for p in comparison.iterdir()} == compared

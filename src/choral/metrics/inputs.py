@@ -106,7 +106,7 @@ def checked_regression(means: Tensor, variances: Tensor | None, targets: Tensor)
         "targets": targets,
     }
     means, variances, targets = (checked_finite(values, name).to(means.device) for name, values in given.items())
-    if not means.shape == variances.shape == (len(means), *targets.shape) or not means.numel():
+    if means.shape != variances.shape or means.shape[1:] != targets.shape or not means.ndim or not means.numel():
         raise InputError(
             f"means has shape {tuple(means.shape)}, variances {tuple(variances.shape)} and targets {tuple(targets.shape)}; they must be "
             "(member, batch, ...) twice and (batch, ...); expand a shared variance with variances.expand_as(means)."

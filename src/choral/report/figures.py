@@ -33,7 +33,9 @@ COLORS = 12  # later methods have the same colors with other dashes, and their n
 def settings() -> Iterator[None]:
     """Hold matplotlib's settings at those of the report; every figure must be made inside."""
     needed("jinja2", "plots")  # for the page
-    style = needed("matplotlib.style", "plots")
+    needed("matplotlib", "plots")
+    from matplotlib import style
+
     with style.context(Path(__file__).with_name("figures.mplstyle"), after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's own fonts have it
         yield
