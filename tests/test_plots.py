@@ -119,11 +119,12 @@ def test_pit_is_the_share_of_rows_by_rank(regression):
 
 def test_training_curves_follow_the_log(tmp_path):
     data = (DIGITS.x_train[:100], DIGITS.y_train[:100])
-    choral.fit(
-        lambda: models.mlp(64, 10, hidden=(8,)), data, make("single", budget=4), run_dir=tmp_path, progress=False
-    )
+    events: list = []
+    options = {"run_dir": tmp_path, "callbacks": events.append, "progress": False}
+    choral.fit(lambda: models.mlp(64, 10, hidden=(8,)), data, make("single", budget=4), **options)
     ax = plots.training_curves(tmp_path)
     assert points(ax)[:, 0].tolist() == [1, 2, 3, 4]
+    assert np.array_equal(points(plots.training_curves(events)), points(ax))
     with open(tmp_path / "log.jsonl", "a") as log:
         log.write('[1]\n{"kind": "epoch", "losses": 3}\n{"kind": "epo')
     assert np.array_equal(points(plots.training_curves(tmp_path)), points(ax))
@@ -135,6 +136,8 @@ def test_costs_have_error_bars_and_names():
     assert [t.get_text() for t in ax.texts] == ["a", "b"]
     segments = [c.get_segments()[0] for c in ax.collections]
     assert np.allclose(segments[0], [[10, 0.05], [10, 0.15]])
+    comparison = choral.Comparison(rows, details={"deviations": {"a": {"nll": 0.05}}})
+    assert np.allclose(plots.cost_vs_score(comparison).collections[0].get_segments()[0], segments[0])
 
 
 def test_names_at_the_ends_of_lines_are_moved_apart():

@@ -114,7 +114,7 @@ def test_what_a_page_scores_is_better_than_one_network(page, tmp_path):
             folder.mkdir()
             runs[alone].append(Run(page, seed, folder, alone=alone))
     ensemble, one = (np.mean([run.nll for run in runs[alone]], axis=0) for alone in (False, True))
-    shown = (ensemble != one) & runs[False][0].several  # a page may score the one network too
+    shown = (ensemble != one) & np.array(runs[False][0].several, dtype=bool)  # a page may score the one network too
     assert (ensemble < one)[shown].all()
     for table in runs[False][0].tables:
         nll = {row["method"]: row["nll"] for row in table.rows}

@@ -34,7 +34,7 @@ print(*table.findings, sep="\n\n")
 # %%
 # Prediction costs differ: each point is a method, with one standard deviation over the
 # seeds.
-plots.cost_vs_score(table.rows, spreads=table.deviations)
+plots.cost_vs_score(table)
 plt.show()
 
 # %%

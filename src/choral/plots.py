@@ -22,6 +22,7 @@ import torch
 from choral.base.errors import needed
 from choral.base.text import short
 from choral.comparison import evaluation
+from choral.comparison.comparison import Comparison
 from choral.predictions import Classification, Prediction, Predictive
 
 if TYPE_CHECKING:
@@ -261,13 +262,18 @@ def pit(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
     return ax
 
 
-def history(folder: str | Path) -> dict[str, Any]:
-    """Return the curves in the log of a run: `loss` and `validation` as segments of [epochs, value], and the `measure` validated."""
+def history(run: str | Path | Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the curves of a run: `loss` and `validation` as segments of [epochs, value], and the `measure` validated.
+
+    Args:
+        run: its folder, or the events that `fit(..., callbacks=events.append)` kept in a list.
+    """
     found: dict[str, Any] = {"loss": [], "validation": [], "measure": ""}
-    log = Path(folder) / "log.jsonl"
-    for line in log.read_text("utf8", "replace").splitlines() if log.exists() else ():
+    log = Path(run) / "log.jsonl" if isinstance(run, str | Path) else None
+    lines = (log.read_text("utf8", "replace").splitlines() if log.exists() else ()) if log else run
+    for line in lines:
         try:
-            event = json.loads(line)
+            event = json.loads(line) if isinstance(line, str) else line
             if event["kind"] != "epoch":
                 continue
             at, first = float(event["counted"]["epochs"]), event["epoch"] == 1
@@ -283,8 +289,8 @@ def history(folder: str | Path) -> dict[str, Any]:
     return found
 
 
-def training_curves(found: Any, *, of: str = "loss", ax: Ax = None) -> "Axes":
-    """Draw the loss or the validation score (`of`) of a run, a folder or its `history`; one line for each training phase."""
+def training_curves(found: Any, *, of: Literal["loss", "validation"] = "loss", ax: Ax = None) -> "Axes":
+    """Draw the loss or the validation score (`of`) of a run: its folder, events or `history`; one line for each training phase."""
     ax, curves = _axes(ax), found if isinstance(found, Mapping) else history(found)
     for segment in curves[of]:
         x, y = np.array(segment, dtype=float).T
@@ -295,16 +301,18 @@ def training_curves(found: Any, *, of: str = "loss", ax: Ax = None) -> "Axes":
 
 
 def cost_vs_score(
-    rows: Sequence[Mapping[str, Any]],
+    found: Comparison | Sequence[Mapping[str, Any]],
     *,
     cost: str = "predict_flops",
     score: str = "nll",
     spreads: Mapping[str, Mapping[str, float]] | None = None,
     ax: Ax = None,
 ) -> "Axes":
-    """Draw a `score` of each method (`Comparison.rows`) by its `cost`, with error bars (`spreads`, `Comparison.deviations`)."""
+    """Draw a `score` of each method of a comparison, or of its rows, by its `cost`, with error bars (`spreads`, `Comparison.deviations`)."""
     from matplotlib.ticker import EngFormatter
 
+    rows = found.rows if isinstance(found, Comparison) else found
+    spreads = found.deviations if isinstance(found, Comparison) else spreads
     ax, ends = _axes(ax), []
     for i, row in enumerate(rows):
         x, y = (float("nan") if row.get(n) is None else float(row[n]) for n in (cost, score))

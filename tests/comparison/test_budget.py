@@ -42,6 +42,14 @@ def test_no_method_spends_more_than_the_budget_and_dense_ones_spend_it(name):
     assert spent > (10 if pruned else 54)
 
 
+def test_recipes_without_epochs_of_their_own_take_the_budget():
+    counts = spending()
+    asked = [deep_ensemble(members=3), choral.recipes.batch_ensemble(members=4), deep_ensemble(members=2, epochs=7)]
+    open_, joint, own = recipes_for(asked, budget=60, members=None, training=SHARED, spending=counts)
+    assert (open_.members, open_.epochs, own.epochs) == (3, 60, 14)
+    assert 54 < counts.epochs(joint) <= 60 * 1.005
+
+
 def test_members_on_every_batch_are_counted_at_what_they_cost():
     counts = spending()
     assert counts.epochs(make("single", budget=10, training=SHARED)) == pytest.approx(10)

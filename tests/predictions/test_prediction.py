@@ -153,7 +153,7 @@ def test_a_frame_holds_the_values_of_the_tensors(numbers, classes):
     assert three.to_frame()["std_2"].to_numpy() == pytest.approx(three.std[:, 2].numpy(), rel=1e-6)
     p = classes.predict(X)
     assert p[4:9].to_frame()["p_1"].to_numpy() == pytest.approx(p.probs[4:9, 1].numpy(), rel=1e-5)
-    assert p.to_frame()["prediction"].tolist() == [str(label) for label in p.labels.tolist()]
+    assert p.to_frame()["prediction"].tolist() == p.labels.tolist()
 
 
 def test_what_a_task_does_not_have_is_an_attribute_error_that_names_what_it_has(numbers, classes):

@@ -139,15 +139,16 @@ ATTRIBUTES = {
         "ensemble.evaluate(x, y), or p.scores(y)": "evaluate score scores metrics accuracy",
         "ensemble.save(path) and choral.load(path, build)": "save load",
         "choral.fit(build, (x, y), recipe), which returns an ensemble": "fit train",
-        "ensemble.member(0), the first network": "models networks parameters state_dict eval to",
+        "ensemble.member(0), the first network": "models networks parameters state_dict eval",
+        "ensemble.predict(x, device='cpu')": "to cpu cuda device",
         "dir(choral.recipes)": "methods list_methods",
         "p.to_frame()": "to_pandas to_dataframe df",
-        "p.std, or p.entropy of classes": "uncertainty var variance sigma",
+        "p.std, or p.entropy of classes": "uncertainty total var variance sigma",
         "p.epistemic_std, or p.mutual_information of classes": "epistemic model_uncertainty",
         "p.aleatoric_std, or p.expected_entropy of classes": "aleatoric data_uncertainty",
         "p.mean, or p.probs of classes; ensemble.outputs(x) has the logits": "predictions logits outputs",
-        "choral.fit(..., callbacks=events.append) to keep the losses in a list": "history losses log",
-        "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax cpu",
+        "choral.fit(..., callbacks=events.append), and choral.plots.training_curves(events)": "history losses log",
+        "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax",
     }.items()
     for name in names.split()
 }

@@ -140,10 +140,20 @@ def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -
     return recipe
 
 
+def _lasting(recipe: Recipe, budget: int | None, spending: Spending | None) -> Recipe:
+    """Return a recipe that a user made, with about a budget if it has no epochs of its own."""
+    if not recipe.enough or budget is None:
+        return recipe
+    made = recipe.lasting(budget)
+    over = 1.0 if spending is None else spending.epochs(made) / budget
+    return made if over <= _SLACK else recipe.lasting(max(1, int(budget / over)))
+
+
 def recipes_for(
     methods: str | Sequence[str | Recipe], *, said: Mapping[str, Any] | None = None, **options: Any
 ) -> list[Recipe]:
-    """Return recipes at the same budget; names take the shared `options` of `within` and what is `said`, recipes stay as they are.
+    """Return recipes at the same budget; names take the shared `options` of `within` and what is `said`. Recipes stay as they are, but
+    that those without epochs of their own take the budget.
 
     `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
     """
@@ -154,7 +164,7 @@ def recipes_for(
     found = []
     for method in methods:
         if not isinstance(method, str):
-            found.append(recipe_of(method))
+            found.append(_lasting(recipe_of(method), options.get("budget"), options.get("spending")))
             continue
         try:
             found.append(within(method, **options, **(said or {})))
@@ -191,17 +201,17 @@ def compare(
         build: the network, as for `fit`.
         data: (x_train, y_train, x_test, y_test) or a problem.
         methods: names or recipes; 'all' is all methods.
-        budget: of each method named, in epochs of one plain network.
+        budget: of each method, in epochs of one plain network; a recipe with epochs of its own keeps them.
         equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
             ones no more; 'epochs' counts epochs alone.
         members: members where a method has a choice; if None its own default, or as many as have the steps they need.
-        training: optimizer, learning rate, batch size and schedule shared by all but the methods that depend on their own, which take the batch
-            size.
+        training: optimizer, learning rate, batch size and schedule of all methods given by name, but those that depend on their own, which
+            take the batch size. Recipes keep theirs.
         run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
         seed: root seed of every method; or several: the table then holds means, with standard deviations and the differences to a
             baseline (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
-        corruptions: names of corruptions, 'all' or none; images only.
+        corruptions: names of corruptions (`choral.corruptions`), 'all', or () for none; images only.
         options: further arguments of `fit`, for every method; `sample_weight` may be a pair, of training rows and of test rows; a cluster in `compute` trains all methods and seeds side by side.
     """
     check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)

@@ -27,6 +27,7 @@ MEASURES = {
 POINT = ("accuracy", "rmse")
 CALIBRATION = ("ece", "coverage_error")
 _TOLERATED = 0.02  # of either, beyond the baseline's
+_DEAR = 1.25  # times the baseline's training, above which the advice says so
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,17 @@ def _about(values: Values, method: str, baseline: str) -> str:
     parts = [f"{w} in {_listed(words[w])}" for w in ("better", "worse") if words[w]]
     if words["level"]:
         parts.append(f"{'' if parts else 'all '}within noise in {_listed(words['level'])}")
-    costs = []
-    for name, what in (("train_flops", "training"), ("predict_flops", "prediction")):
-        own, held = (statistics.fmean(values[m].get(name, [0.0])) for m in (method, baseline))
-        costs += [f"{own / held:.2g}x its {what}"] if own and held else []
+    ratios = {"training": "train_flops", "prediction": "predict_flops"}
+    costs = [
+        f"{ratio:.2g}x its {what}" for what, name in ratios.items() if (ratio := _ratio(values, method, baseline, name))
+    ]
     return f"{method} compared with {baseline}: {'; '.join(parts)}" + (f"; {' and '.join(costs)}." if costs else ".")
+
+
+def _ratio(values: Values, method: str, baseline: str, name: str) -> float:
+    """Return how many times as large a measure of a method is as that of the baseline; 0 if one of them is not known."""
+    own, held = (statistics.fmean(values[m].get(name, [0.0])) for m in (method, baseline))
+    return own / held if own and held else 0.0
 
 
 def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> tuple[str, str]:
@@ -134,8 +141,8 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
         return difference(score, values[method][score], values[other][score]).word
 
     sound, seeds = [m for m in order if is_sound(m)], len(values[baseline][score])
-    what, advice = MEASURES.get(score, score), "compare with seed=(0, 1, 2), or --seeds 3 at the shell"
-    chance = "" if seeds > 1 else f" One seed only, so small differences may be noise; {advice}."
+    what = MEASURES.get(score, score)
+    chance = "" if seeds > 1 else " One seed only, so small differences may be noise; compare with several seeds."
     point = next((MEASURES[n] for n in POINT if n in values[baseline]), "")
     if (sound or order)[0] == baseline:
         lost = f" without losing {_listed([n for n in (point, 'calibration') if n], 'or')}" * (order[0] != baseline)
@@ -150,7 +157,9 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
     those = (
         f" of the methods that lose no {point}, and at most {_TOLERATED} of calibration, to {baseline}" if point else ""
     )
-    return best, f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
+    price = _ratio(values, best, baseline, "train_flops")
+    dear = f" Its training cost {price:.2g}x that of {baseline}." if price > _DEAR else ""
+    return best, f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{dear}{near}{chance}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
@@ -275,7 +284,7 @@ def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
         own = [row for part in parts.values() for row in part.rows if row["method"] == method]
         told = {n: v for row in reversed(own) for n, v in row.items() if n in _HEAD or not is_number(v)}
         held = {n: v for n, v in measured.items() if n not in _HEAD}  # what a seed lacks has no mean
-        rows.append(told | {n: statistics.fmean(v) for n, v in held.items()})
+        rows.append(told | {n: v[0] if len(set(v)) == 1 else statistics.fmean(v) for n, v in held.items()})
         deviations[method] = {n: statistics.stdev(v) for n, v in held.items()}
         pairs = {n: [a - b for a, b in zip(v, values[baseline][n])] for n, v in held.items() if n in values[baseline]}
         differences[method] = {

@@ -325,7 +325,7 @@ class Classification(Probabilities):
             raise InputError(
                 f"a prediction of {tuple(self.labels.shape[1:])} labels a point is no table; use predict in Python."
             )
-        names = self.names or tuple(str(i) for i in range(self.probs.shape[-1]))
+        names = self.names or range(self.probs.shape[-1])
         found: dict[str, list[Any]] = {"prediction": [names[i] for i in self.labels.tolist()]}
         sure = {"confidence": self.confidence, "entropy": self.entropy, "mutual_information": self.epistemic}
         found |= {name: values.tolist() for name, values in sure.items()}

@@ -411,7 +411,7 @@ class Prediction:
         """Return a pandas DataFrame with one line for each row: predictions, uncertainties and, for numbers, an interval.
 
         Args:
-            level: coverage of the interval.
+            level: coverage of the interval, which is the model's own; the fitted one is `conformal_interval()`.
             index: labels of the lines, such as the index of the frame that was predicted.
         """
         import pandas

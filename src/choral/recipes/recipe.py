@@ -14,6 +14,7 @@ from choral.objectives import Objective, Penalty
 from choral.plan import Collect, Operator, Phase, Reset, Start, cost, in_folds, problems, seq
 from choral.plan.cost import begun, enough
 from choral.plan.show import lines, tree
+from choral.plan.walk import mapped
 from choral.recipes.training import Paper, Training, is_open, settings_of, settled, total_epochs
 from choral.structures import Independent, Structure
 
@@ -86,6 +87,19 @@ class Recipe(Value):
         plan = settled(self.plan, points, batch_size=batch_size)
         plan = enough(plan, points) if self.enough else plan
         return replace(self, plan=settled(plan, points, parameters), enough=False)
+
+    def lasting(self, epochs: int) -> "Recipe":
+        """Return the recipe with training phases of the same proportions that take so many epochs in all, or about so many.
+
+        >>> from choral.recipes import deep_ensemble
+        >>> deep_ensemble(members=3).lasting(60).length
+        '3 members x 20 epochs (3.0x one network)'
+        """
+        factor = epochs / self.epochs
+        plan = mapped(
+            self.plan, lambda phase: replace(phase, epochs=phase.epochs and max(1, round(phase.epochs * factor)))
+        )
+        return replace(self, plan=plan, enough=False)
 
     def problems(self) -> list[str]:
         """Return everything that is wrong with the plan."""
