@@ -262,16 +262,17 @@ def pit(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
     return ax
 
 
-def history(run: str | Path | Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def history(run: str | Path | Iterable[Any]) -> dict[str, Any]:
     """Return the curves of a run: `loss` and `validation` as segments of [epochs, value], and the `measure` validated.
 
     Args:
         run: its folder, or the events that `fit(..., callbacks=events.append)` kept in a list.
     """
     found: dict[str, Any] = {"loss": [], "validation": [], "measure": ""}
-    log = Path(run) / "log.jsonl" if isinstance(run, str | Path) else None
-    lines = (log.read_text("utf8", "replace").splitlines() if log.exists() else ()) if log else run
-    for line in lines:
+    if isinstance(run, str | Path):
+        log = Path(run) / "log.jsonl"
+        run = log.read_text("utf8", "replace").splitlines() if log.exists() else ()
+    for line in run:
         try:
             event = json.loads(line) if isinstance(line, str) else line
             if event["kind"] != "epoch":
