@@ -28,7 +28,7 @@ from choral.engine.parallel import Parts, parts_of
 from choral.engine.run import carry_out
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble, said_of
-from choral.ensemble.held_out import chosen, read_folds, settle_folds, settle_noise, warn_if_constant
+from choral.ensemble.held_out import chosen, read_folds, settle_folds, settle_noise, warn_if_doubtful
 from choral.ensemble.saving import load_file, load_folder
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
@@ -214,7 +214,7 @@ def _put_together(
     settle_on(ensemble, job.judged_on, folder, run="" if folder is None else run_of(plan))
     with using(call.compute.threads or plan["environment"]["threads"]):
         seen = job.source if folded else job.judged_on  # folds keep targets as they are in the data
-        warn_if_constant(ensemble, seen, held_out=job.validation is not None and not folded)
+        warn_if_doubtful(ensemble, seen, held_out=job.validation is not None and not folded)
     return ensemble
 
 

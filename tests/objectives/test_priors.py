@@ -57,7 +57,7 @@ def test_recipes_scale_unless_a_deviation_is_given():
         return drawn.prior_std, drawn.scaled, recipe.objective.penalties[0].scaled
 
     for make in (anchored, sequential_anchored):
-        assert prior(make(budget=20)) == (2**0.5, True, True)
+        assert prior(make(budget=20)) == (3 * 2**0.5, True, True)
         assert prior(make(budget=20, prior_std=0.3)) == (0.3, False, False)
 
 

@@ -38,6 +38,8 @@ def test_a_frame_and_its_file_and_the_shell_give_the_same_members(tmp_path: Path
     by_frame = choral.fit_table(frame, "price", **QUICK)
     by_file = choral.fit_table(tmp_path / "h.csv", "price", **QUICK)
     assert torch.allclose(by_frame.predict(frame).mean, by_file.predict(frame).mean, rtol=1e-4)
+    assert torch.equal(by_file.predict(tmp_path / "h.csv").mean, by_file.predict(str(tmp_path / "h.csv")).mean)
+    assert by_file.evaluate(tmp_path / "h.csv") == pytest.approx(by_file.evaluate(frame), rel=1e-4)
     held = ["--holdout", "0.25", "--out", str(tmp_path / "run"), "--budget", "4", "--members", "2", "--json"]
     done = CliRunner().invoke(app, ["fit", str(tmp_path / "h.csv"), "--target", "price", *held])
     assert done.exit_code == 0, done.output

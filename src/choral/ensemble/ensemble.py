@@ -37,7 +37,7 @@ from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State
 from choral.predictions import Prediction, Predictive, scores_of
 from choral.recipes.recipe import Recipe
-from choral.tables.reading import as_frame, is_frame
+from choral.tables.reading import as_frame, is_frame, rows_of
 from choral.tables.table import Table, unit_in_words
 
 
@@ -379,6 +379,7 @@ class Ensemble:
         table = table_of(self)
         if table is None:
             return arranged(x, self._interface.columns)
+        x = rows_of(x)
         ready = table.inputs(as_frame(x, "x"), path="x") if is_frame(x) else x
         if names_of(ready):
             raise InputError(
@@ -390,6 +391,7 @@ class Ensemble:
     def _arranged_targets(self, x: Any, y: Any) -> Any:
         """Return targets in the order of those fitted on; those of a table's data frame x may be in it."""
         table = table_of(self)
+        x = x if table is None else rows_of(x)
         if table is not None and is_frame(x):
             y = table.targets(as_frame(x, "x"), path="x") if y is None else table.targets_of(y)
         if y is None:
@@ -411,8 +413,8 @@ class Ensemble:
 
         Args:
             x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them), or a Dataset or DataLoader, also of a stream,
-                whose targets are ignored; for an ensemble fitted on a table, a pandas data frame with its columns, read as
-                `choral predict` does, or the result of `ensemble.table.inputs(frame)`.
+                whose targets are ignored; for an ensemble fitted on a table, the path of a file or a pandas data frame with its
+                columns, read as `choral predict` does, or the result of `ensemble.table.inputs(frame)`.
             batch_size: most rows evaluated at once.
             device: where to evaluate; 'auto' is CUDA, MPS or the CPU.
             precision: 'fp32'; 'bf16' or 'fp16' by autocast; or 'fp64', in which the prediction of a row changes by less than
@@ -464,7 +466,7 @@ class Ensemble:
 
         Args:
             x: inputs, as given to predict.
-            y: their labels or targets; by default the target column of a data frame.
+            y: their labels or targets; by default the target column of the file or data frame.
             sample_weight: a weight for each row, as in `fit`; scores that are not means over rows are then left out.
             options: further arguments of predict.
         """

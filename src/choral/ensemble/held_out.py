@@ -75,19 +75,26 @@ def settle_noise(
     ensemble.likelihood = kept
 
 
-def warn_if_constant(ensemble: Ensemble, source: Source, *, held_out: bool) -> None:
-    """Warn if an ensemble predicts training or validation rows, with targets as the likelihood reads them, no better than a constant."""
-    x, y, _ = some_points(source, _FEW_ROWS)
+def warn_if_doubtful(ensemble: Ensemble, source: Source, *, held_out: bool) -> None:
+    """Warn if an ensemble predicts rows no better than a constant, or if its probabilities of held-out rows are far too flat or too sharp.
+
+    The targets of the rows are as the likelihood reads them; they are training rows, or validation rows if `held_out`.
+    """
+    x, y, weights = some_points(source, _FEW_ROWS)
     try:
-        constant = ensemble.likelihood.constant(ensemble._outputs_once(x), y)
+        outputs = ensemble._outputs_once(x)
+        constant = ensemble.likelihood.constant(outputs, y, weights)
     except Exception:  # forward code that fails in evaluation: predict says so, and the members must not be lost here
         return
+    name = ensemble.recipe.name
     if constant:
         warn(
-            f"{ensemble.recipe.name} predicts its {'validation' if held_out else 'training'} rows no better than {constant} ({len(y)} rows), so it may have "
+            f"{name} predicts its {'validation' if held_out else 'training'} rows no better than {constant} ({len(y)} rows), so it may have "
             "learned nothing that helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(lr=...)), or bring the inputs "
             "to mean 0 and standard deviation 1 (transforms=(choral.data.Normalize(mean, std),)).",
         )
+    elif held_out and weights is None and (said := ensemble.likelihood.miscalibrated(outputs, y)):
+        warn(f"{name}: {said}; use ensemble.calibrated(x, y) with rows of its own, or train longer.")
 
 
 LEVEL = 0.9  # that conformal intervals and sets promise

@@ -184,6 +184,11 @@ def is_frame(value: Any) -> bool:
     return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
+def rows_of(x: Any) -> Any:
+    """Return the rows of a file as a data frame if x is a path, else x."""
+    return read_table(Path(x)) if isinstance(x, str | Path) else x
+
+
 def as_frame(frame: Any, where: str = "the table") -> Any:
     """Return a data frame with text for column names and rows counted from 0; InputError for what no table can be."""
     if not len(frame):

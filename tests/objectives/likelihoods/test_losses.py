@@ -149,3 +149,25 @@ def test_a_missing_last_axis_is_one_target_and_never_broadcasts(likelihood):
     hand = 0.5 * 2.0 * (outputs - targets).square().mean() + d.Normal(0.0, 0.5**0.5).entropy() - 0.5
     if isinstance(likelihood, FixedGaussian):
         assert torch.allclose(wanted, hand.double())
+
+
+def test_probabilities_far_from_calibrated_are_said_to_be_flat_or_sharp():
+    g = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(2, 400, 3, generator=g)
+    labels = torch.multinomial(logits.softmax(-1).mean(0), 1, generator=g).squeeze(1)
+    assert not Categorical().miscalibrated(logits, labels)
+    flat, sharp = (Categorical().miscalibrated(scale * logits, labels) for scale in (0.3, 4.0))
+    assert "too flat" in flat
+    assert "too sharp" in sharp
+    assert not Categorical().miscalibrated(0.3 * logits[:, :8], labels[:8])  # so few rows may be chance
+    assert not Categorical(class_weights=(1.0, 2.0, 3.0)).miscalibrated(0.3 * logits, labels)  # tilted on purpose
+
+
+def test_weighted_rows_are_compared_with_the_weighted_majority():
+    labels = torch.tensor([0] * 9 + [1])
+    outputs = torch.tensor([[[0.0, 1.0]]]).expand(1, 10, 2)  # always the rare class
+    assert Categorical().constant(outputs, labels) == "the most frequent class"
+    weights = torch.tensor([1.0] * 9 + [30.0])
+    better = torch.where(labels[:, None] == 1, torch.tensor([0.0, 2.0]), torch.tensor([0.3, 0.0]))[None]
+    assert not Categorical().constant(better, labels, weights)
+    assert Categorical().constant(-better, labels, weights) == "the most frequent class"

@@ -203,11 +203,15 @@ class Likelihood(Limited, ABC):
         """
         return self
 
-    def constant(self, outputs: Tensor, targets: Tensor) -> str:
+    def constant(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> str:
         """Return what predicts some rows as well as the members' mixture does ('their mean'); nothing if the members are better.
 
-        Shapes: outputs (member, batch, ...), targets (batch, ...) as `read` gives them.
+        Shapes: outputs (member, batch, ...), targets (batch, ...) as `read` gives them, weights (batch,).
         """
+        return ""
+
+    def miscalibrated(self, outputs: Tensor, targets: Tensor) -> str:
+        """Return how a temperature would improve the probabilities of held-out rows, in words; nothing if it would not by far."""
         return ""
 
     def counted(self, targets: Tensor) -> Tensor | None:

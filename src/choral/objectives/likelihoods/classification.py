@@ -9,11 +9,14 @@ from torch import Tensor
 
 from choral.base import devices
 from choral.base.errors import InputError
+from choral.calibration import fit_temperature
+from choral.metrics.classification import nll_rows
 from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
 from choral.objectives.limits import BELOW_ONE, NOT_NEGATIVE, Limit, Limits
 from choral.predictions import Classification, MultiLabel, Predictive
 
 _MOST_CLASSES = 10_000  # of which those without a training point are kept
+_GAIN, _LEAST_GAIN = 0.1, 0.05  # of the NLL, and in nats: what a temperature gains where it is worth a warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +116,32 @@ class Categorical(Likelihood):
             "renumber the labels from 0, or give likelihood='bernoulli' for one output or several labels at once, 'gaussian' for real numbers."
         )
 
-    def constant(self, outputs: Tensor, targets: Tensor) -> str:
-        """Compare accuracy and log score with those of the class frequencies."""
+    def constant(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> str:
+        """Compare accuracy and log score, of weighted rows, with those of the class frequencies."""
         if targets.dim() != 1 or outputs.dim() != 3:
             return ""
         kept = targets != self.ignore if self.ignore is not None else slice(None)
+        counts = (torch.ones(len(targets)) if weights is None else weights)[kept].double()
         targets, probs = targets[kept], outputs[:, kept].double().softmax(-1).mean(0)
-        shares = torch.bincount(targets, minlength=probs.shape[1]).double() / len(targets)
-        score = probs[torch.arange(len(targets)), targets].clamp_min(1e-30).log().mean()
+        shares = torch.bincount(targets, counts, minlength=probs.shape[1]) / counts.sum()
+        score = probs[torch.arange(len(targets)), targets].clamp_min(1e-30).log() @ counts / counts.sum()
         best = torch.special.xlogy(shares, shares).sum()
-        accuracy = (probs.argmax(1) == targets).double().mean()
+        accuracy = (probs.argmax(1) == targets).double() @ counts / counts.sum()
         return "the most frequent class" if accuracy <= shares.max() and score <= best else ""
+
+    def miscalibrated(self, outputs: Tensor, targets: Tensor) -> str:
+        """Compare the members' mixture with itself at the temperature that suits the rows best."""
+        if targets.dim() != 1 or outputs.dim() != 3 or self.ignore is not None or self.class_weights:
+            return ""
+        found = fit_temperature(outputs, targets)
+        before, after = (nll_rows(o.double().softmax(-1).mean(0), targets) for o in (outputs, found.apply(outputs)))
+        gain, nll = before - after, float(before.mean())
+        least = 3 * float(gain.std()) / len(gain) ** 0.5
+        if float(gain.mean()) <= max(_LEAST_GAIN, _GAIN * nll, least):
+            return ""
+        flat = "flat (members disagree, or learned too little)" if max(found.temperatures) < 1 else "sharp"
+        rows = f"the NLL of the {len(targets)} held-out rows falls from {nll:.3f} to {float(after.mean()):.3f}"
+        return f"probabilities are too {flat}: with a temperature {rows}"
 
     def settled(self, known: Known) -> Self:
         """Return it with the axis of dense classes, counted from the end, and the classes that no point has."""

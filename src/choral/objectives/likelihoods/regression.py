@@ -147,7 +147,7 @@ class GaussianLikelihood(RealLikelihood, ABC):
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance, each (member, batch, target), in units of training."""
 
-    def constant(self, outputs: Tensor, targets: Tensor) -> str:
+    def constant(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> str:
         """Compare the squared error of the members' mean with the variance of the targets."""
         means = self.moments(outputs)[0].mean(0).double()
         wanted = aligned(targets.unsqueeze(0), means.unsqueeze(0))[0].double()
