@@ -134,8 +134,8 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
     """Return the method to use, and a sentence that says so: the best in the score of those that beat the baseline beyond noise and are no worse in accuracy or RMSE and in calibration."""
 
     def is_sound(method: str) -> bool:
-        behind = [(n, d) for n, d in _compared(values, method, baseline).items() if d.word == "worse"]
-        return not any(n in POINT or (n in CALIBRATION and d.gain < -_TOLERATED) for n, d in behind)
+        found = _compared(values, method, baseline).items()
+        return not any(d.gain < -_TOLERATED if n in CALIBRATION else n in POINT and d.word == "worse" for n, d in found)
 
     def word(method: str, other: str) -> str:
         return difference(score, values[method][score], values[other][score]).word
