@@ -598,9 +598,15 @@ def page(results: Path = TABLES) -> str:
         text += ["", f"## {paper}", "", (module.__doc__ or "").strip(), ""]
         for protocol in module.PROTOCOLS:
             word, note = states[protocol.id]
-            line = f"- `{protocol.id}`, {protocol.title}: **{word}**; {note}"
-            text += textwrap.wrap(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            text += wrapped(f"- **{word}**: `{protocol.id}`, {protocol.title}", 2)
+            for one in note.split("; ") if note else ():
+                text += wrapped(f"  - {one}", 4)
     return "\n".join(text) + "\n"
+
+
+def wrapped(line: str, indent: int) -> list[str]:
+    """Return a line of a list as lines of at most 120 characters."""
+    return textwrap.wrap(line, 120, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def listed(results: Path) -> str:

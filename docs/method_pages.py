@@ -43,8 +43,8 @@ def fidelity(name: str) -> str:
     papers, states = re.findall(r"arXiv:[\d.]*\d", METHODS[name].paper or ""), Counter[str]()
     for section in (HERE / "fidelity.md").read_text().split("\n## ")[1:]:
         if any(paper in section for paper in papers):
-            states = Counter(re.findall(r"^- `[^`]*`, .*?: \*\*([^*]*)\*\*;", section, re.MULTILINE | re.DOTALL))
-            listed = "; ".join(f"{number} {state}" for state, number in states.most_common())
+            states = Counter(re.findall(r"^- \*\*([^*]*)\*\*: `", section, re.MULTILINE))
+            listed = ", ".join(f"{number} {state.replace(', ', ' and ')}" for state, number in states.most_common())
             title = section.partition("\n")[0]
             parts.append(f"Tables and figures of {title}: {listed} ([what this means](../fidelity.md)).")
     if papers and not states:

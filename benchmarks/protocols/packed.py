@@ -1,4 +1,7 @@
-"""Packed-Ensembles, supplement: Laurent et al., ICLR 2023, arXiv:2210.09184."""
+"""Packed-Ensembles: Laurent et al., ICLR 2023, arXiv:2210.09184.
+
+Tables and figures of the supplement; those of the main text are not covered.
+"""
 
 import math
 from dataclasses import replace

@@ -91,7 +91,7 @@ def test_the_page_is_what_the_command_writes(tmp_path):
     paper("--page", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert text == (ROOT / "docs" / "fidelity.md").read_text(), "run python benchmarks/paper.py --page"
-    assert sum(line.startswith("- `") for line in text.splitlines()) == 59
+    assert sum(line.startswith("- **") and ": `" in line for line in text.splitlines()) == 59
     assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("- "))
 
 
@@ -110,13 +110,14 @@ def test_broken_missing_wrong_and_stale_results_show_on_the_page_and_in_the_list
     rows = [row | {"label": n, "method": "single", "measures": {"accuracy": a}} for n, a in accuracies.items()]
     (results / "pat-t1.json").write_text(json.dumps({"rows": rows}))
     paper("--page", tmp_path / "page.md", "--results", results)
-    entries = (tmp_path / "page.md").read_text().split("\n- `")[1:]
-    lines = {entry.split("`")[0]: " ".join(entry.split()) for entry in entries}
+    entries = (tmp_path / "page.md").read_text().split("\n- **")[1:]
+    lines = {entry.split("`")[1]: " ".join(entry.split()) for entry in entries if "`" in entry.partition("\n")[0]}
+    lines = {name: line for name, line in lines.items() if name in PROTOCOLS}
     assert len(lines) == 59
-    assert "**broken**" in lines["emp-t1"]
-    assert "**open**" in lines["emp-t2"]
-    assert "**differs**" in lines["sae-t4"]
-    assert "**differs, stale**" in lines["pat-t1"]
+    assert "broken**" in lines["emp-t1"]
+    assert "open**" in lines["emp-t2"]
+    assert "differs**" in lines["sae-t4"]
+    assert "differs, stale**" in lines["pat-t1"]
     assert "stale: other code since 0123456789" in lines["pat-t1"]
     assert "PAT (AR) not better than Independent in accuracy, 60.00 against 70.00" in lines["pat-t1"]
     assert "2 of 15 lines" in lines["pat-t1"]
