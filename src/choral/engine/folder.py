@@ -17,7 +17,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def settle(
     *,
     table: Table | None,
     on_existing: OnExisting = "resume",
-    cut: Callable[[int], int] | None = None,
+    stack: int | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Return the plan of a run and how many branches are trained together; RunError if the folder holds another run.
 
@@ -193,7 +193,7 @@ def settle(
         job: what is to be done.
         table: how a table's columns became inputs.
         on_existing: as in `choral.fit`.
-        cut: gives the width of the leaves of a new run that other processes may train, from that of its executor; None for none.
+        stack: branches that a leaf trains together, at most, in a new run that other processes may train; None for other runs.
     """
     parts, overwrite = job.task.parts, on_existing == "overwrite"
     if folder is not None:
@@ -219,7 +219,8 @@ def settle(
             "table": None if table is None else table.to_dict(),
             "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": _command(), "choral": __version__},
         }
-        plan |= {} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(width)}}
+        if stack is not None:
+            plan |= {"leaves": {"stack": WIDEST if job.is_together else min(width, stack)}}
         plan |= {} if job.compute.time_limit is None else {"time_limit": job.compute.time_limit}
         if overwrite:
             clear(folder)  # once nothing more is refused

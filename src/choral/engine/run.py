@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,7 +19,7 @@ from choral.base import rng
 from choral.base.errors import DivergedError, RunError, warn
 from choral.engine.checkpoint import Branch, Checkpoints, MemberStore, Snapshot, Stack
 from choral.engine.epochs import BranchContext, Epochs, acted, alike
-from choral.engine.events import Callback, Ledger, Log, last_counted
+from choral.engine.events import Callback, Ledger, Log, recalled
 from choral.engine.files import write_json
 from choral.engine.flops import Flops
 from choral.engine.folder import environment, read_costs, run_of
@@ -182,7 +182,8 @@ class Run:
         if self.setup:
             self.ledger.count(setup_seconds=self.setup)
         self.train()
-        self.refuse_lost()
+        if self.ledger.failed:
+            refuse_lost(self.ledger.failed, self.store, len(self.member_of))
 
     def mend(self, lost: Mapping[int, str]) -> None:
         """Train lost members again, to the same bytes, that were collected before the checkpoint at hand, if there is one; counts and log stay."""
@@ -203,21 +204,6 @@ class Run:
             again = replace(self, job=job, checkpoints=None, log=Log())
             again.wanted = wanted
             again.train()
-
-    def refuse_lost(self) -> None:
-        """Raise DivergedError if a branch was lost; members are counted from 0 as in `Ensemble.member`."""
-        if not self.ledger.failed:
-            return
-        count, folder = len(self.member_of), self.store.folder
-        lost = self.store.missing(count)
-        named = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
-        kept = count - len(lost)
-        load = f": choral.load('{folder.parent}', partial=True) gives them" if kept and folder is not None else ""
-        where = "" if folder is None else " into another folder (this one stays with its plan)"
-        raise DivergedError(
-            f"{'member' if len(lost) == 1 else 'members'} {named} of {count} diverged: {'; '.join(self.ledger.failed.values())}. "
-            f"{kept} of {count} members were kept{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again{where}."
-        )
 
     def train(self) -> None:
         """Train the leaves in turn; one that others continue from is held until the last of them begins."""
@@ -372,6 +358,19 @@ class Run:
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
 
 
+def refuse_lost(failed: Mapping[Place, str], store: MemberStore, count: int) -> NoReturn:
+    """Raise DivergedError for branches that were lost, of so many members; these are counted from 0 as in `Ensemble.member`."""
+    lost, folder = store.missing(count), store.folder
+    named = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
+    kept = count - len(lost)
+    load = f": choral.load('{folder.parent}', partial=True) gives them" if kept and folder is not None else ""
+    where = "" if folder is None else " into another folder (this one stays with its plan)"
+    raise DivergedError(
+        f"{'member' if len(lost) == 1 else 'members'} {named} of {count} diverged: {'; '.join(failed.values())}. "
+        f"{kept} of {count} members were kept{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again{where}."
+    )
+
+
 def carry_out(
     job: Job,
     folder: Path | None,
@@ -423,7 +422,7 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
         run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
     if not costs:
         if not run.ledger.counted["epochs"]:
-            run.ledger.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
+            run.ledger.counted, run.ledger.stopped = parts.agreed(recalled(run.log.path))
         costs = parts.agreed(costs_of(run, started))
         if folder is not None:
             write_json(folder / "results.json", costs, within=folder)
