@@ -79,29 +79,27 @@ class Interface(Value):
         if isinstance(batch, Tensor) and not self.spread:
             if batch.dim() and list(batch.shape) == self.reads.get("shape"):
                 raise InputError(
-                    f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows; give x[None] for one row."
+                    f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows; give x[None]."
                 )
             self._check_scale(batch)
             return
         wanted = made_up(self.reads, 1)
         if sorted(name for name, _ in named_leaves(wanted)) != sorted(name for name, _ in named_leaves(batch)):
             raise InputError(
-                f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
+                f"x is {in_words(batch)}, but the networks read inputs like {in_words(wanted)}; give those."
             )
 
     def _check_scale(self, batch: Tensor) -> None:
         """Raise InputError for bytes where training saw none, and for what bytes hold where it saw bytes: they are divided by 255."""
         small = batch.dim() < 3 and batch.numel() and self.scale == "unit"
         if batch.dtype == torch.uint8 and (self.scale == "free" or (small and int(batch.max()) <= 1)):
-            raise InputError(
-                "x holds bytes (uint8), which are divided by 255, but the networks were fitted on real numbers that were not; give x as it was "
-                "then, x.astype('float32')."
+            said = (
+                "x holds bytes (uint8), which are divided by 255, but the networks were fitted on numbers that were not"
             )
+            raise InputError(f"{said}; give x.astype('float32').")
         if self.scale == "bytes" and batch.is_floating_point() and batch.numel() and float(batch.detach().max()) > 2:
-            raise InputError(
-                f"x holds real numbers up to {float(batch.detach().max()):g}, but the networks were fitted on bytes (uint8), which are divided by 255; "
-                "give bytes, or x / 255."
-            )
+            said = f"x holds real numbers up to {float(batch.detach().max()):g}, but the networks were fitted on bytes (uint8)"
+            raise InputError(f"{said}, which are divided by 255; give bytes, or x / 255.")
 
     def in_floats(self, batch: Batch, floats: torch.dtype) -> Batch:
         """Return a batch whose whole numbers are real ones where the network was fitted on such."""
@@ -156,59 +154,48 @@ def pick(found: Any, output: str | int | Function | None) -> Tensor:
     >>> pick({"logits": torch.ones(1), "loss": None}, "logits")
     tensor([1.])
     """
-    chosen = output(found) if isinstance(output, Function) else found if output is None else _entry(found, output)
+    parts = _parts(found)
+    match output:
+        case Function():
+            chosen = output(found)
+        case None:
+            chosen = found
+        case int() if -len(parts) <= output < 0:
+            chosen = parts.get(output + len(found))
+        case _:
+            chosen = parts.get(output)
     if isinstance(chosen, Tensor):
         return chosen
+    names = [name for name in parts if type(name) is str]
     if output is None:
-        names = names_in(found)
         first = repr("logits" if "logits" in names else names[0]) if names else "0"
         raise InputError(
-            f"the network returns {described(found)}; say which of these is its output: fit(..., output={first}), or "
-            "give a function that picks it."
+            f"the network returns {described(found)}; name its output: fit(..., output={first}), or give a function."
         )
-    said = output.name if isinstance(output, Function) else repr(output)
-    raise InputError(
-        f"output={said} picks a {type(chosen).__name__} from what the network returns; it must be a tensor."
-    )
-
-
-def _entry(found: Any, output: str | int) -> Any:
-    parts = _parts(found)
-    key = output + len(found) if output in range(-len(parts), 0) else output  # type: ignore[operator]  # a number, then
-    if key in parts:
-        return parts[key]
-    if isinstance(found, Tensor):
-        raise InputError(f"output={output!r}, but the network returns a tensor; leave output out.")
-    raise InputError(
-        f"output={output!r} is not among what the network returns, {described(found)}.{did_you_mean(str(output), names_in(found))}"
-    )
+    said, near = getattr(output, "name", repr(output)), did_you_mean(str(output), names)
+    raise InputError(f"output={said} picks no tensor from what the network returns, {described(found)}.{near}")
 
 
 def _parts(found: Any) -> dict[Any, Any]:
     """Return what can be picked from an output, by names and positions."""
-    if isinstance(found, Mapping):
-        return dict(found)
-    if dataclasses.is_dataclass(found):
-        held = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
-        return {name: value for name, value in held.items() if value is not None}
-    return {**dict(zip(getattr(found, "_fields", ()), found)), **dict(enumerate(found))} if _is_row(found) else {}
-
-
-def _is_row(found: Any) -> bool:
-    return isinstance(found, tuple | list)
-
-
-def names_in(found: Any) -> list[str]:
-    """Return the names by which the parts of an output can be picked."""
-    return [name for name in _parts(found) if type(name) is str]
+    match found:
+        case Mapping():
+            return dict(found)
+        case tuple() | list():
+            return {**dict(zip(getattr(found, "_fields", ()), found)), **dict(enumerate(found))}
+    held = (
+        {f.name: getattr(found, f.name) for f in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else {}
+    )
+    return {name: value for name, value in held.items() if value is not None}
 
 
 def described(found: Any) -> str:
     """Return, for people, what a network returned."""
-    names, kind = names_in(found), type(found).__name__
+    parts, kind = _parts(found), f"a {type(found).__name__}"
+    names = [repr(name) for name in parts if type(name) is str]
     if names:
-        return f"a {kind} with {', '.join(map(repr, names))}"
-    return f"a {kind} of {len(found)} parts, 0 to {len(found) - 1}" if _is_row(found) else f"a {kind}"
+        return f"{kind} with {', '.join(names)}"
+    return f"{kind} of {len(parts)} parts, 0 to {len(parts) - 1}" if parts else kind
 
 
 def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -30,8 +30,7 @@ class Compute(Limited):
 
     Args:
         device: 'auto' (the first available of CUDA, MPS and the CPU), or a device of torch.
-        precision: 'fp32', or 'bf16' or 'fp16' by autocast; 'fp16' scales losses, skips steps whose gradients overflow and trains
-            members one by one.
+        precision: 'fp32', or 'bf16' by autocast.
         executor: 'sequential', 'vectorized' (members of equal shapes are trained together), or 'auto'.
         threads: threads of torch's operations; None chooses. A resumed run keeps its number.
         time_limit: seconds after which training ends, at the end of an epoch; members that were not started are left out. The same
@@ -53,7 +52,7 @@ class Compute(Limited):
     }
 
     device: Any = "auto"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"
     executor: Executor = "auto"
     threads: int | None = None
     time_limit: float | None = None

@@ -225,11 +225,7 @@ def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
     numbers = sum(p.numel() for p in network.parameters())
     widest = max(1, min(WIDEST, _BYTES // (16 * max(numbers, 1))))
     sequential = "sequential", WIDEST if job.is_together else 1
-    if task.precision == "fp16" and wanted == "vectorized":
-        raise InputError(
-            "precision='fp16' scales the losses of each network apart; give executor='sequential', or precision='bf16'."
-        )
-    if task.precision == "fp16" or wanted == "sequential" or task.structure.own_batches:
+    if wanted == "sequential" or task.structure.own_batches:
         return sequential
     if wanted == "auto":
         slower = numbers >= STACKED or holds(network, nn.modules.conv._ConvNd)

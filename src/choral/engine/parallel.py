@@ -118,18 +118,10 @@ class Parts:
         """Give every process the sum of the gradients; a parameter that none of them used keeps none."""
         used = self.summed(torch.tensor([float(p.grad is not None) for p in params.values()]))
         flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1) for p in params.values()]
-        by_type: dict[torch.dtype, list[int]] = {}
-        for i, t in enumerate(flat):
-            by_type.setdefault(t.dtype, []).append(i)
-        for numbers in by_type.values():
-            joined = self.summed(torch.cat([flat[i] for i in numbers]))
-            for i, own in zip(numbers, joined.split([flat[i].numel() for i in numbers])):
-                flat[i] = own
-        for p, grad, times in zip(params.values(), flat, used.tolist()):
-            if times:
-                made = torch.empty_like(p)  # in the layout of the weights, which the optimizer relies on
-                made.copy_(grad.view(p.shape))
-                p.grad = made
+        joined = self.summed(torch.cat(flat))  # of several types in the widest
+        for p, grad, times in zip(params.values(), joined.split([t.numel() for t in flat]), used.tolist()):
+            if times:  # in the layout of the weights, which the optimizer relies on
+                p.grad = torch.empty_like(p).copy_(grad.view(p.shape))
 
     def share_statistics(self, network: nn.Module) -> None:
         """Give every process the mean of the running statistics, where BatchNorm takes those of each part: all hold one network."""
@@ -215,8 +207,7 @@ def parts_of(compute: Compute) -> Parts:
         return Parts(compute.accumulate)
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
-            "data_parallel=True, but this process belongs to no group; start it with torchrun and call "
-            "torch.distributed.init_process_group('gloo') first ('nccl' on GPUs), or use the shell: torchrun -m choral fit ..."
+            "data_parallel=True, but this process belongs to no group; start it with torchrun and call torch.distributed.init_process_group first."
         )
     return Parts(compute.accumulate, dist.get_rank(), dist.get_world_size())
 
@@ -227,12 +218,14 @@ def check_parts(parts: Parts, structure: Structure, points: int, plan: Phase) ->
     if size == 1 and parts.accumulate == 1:
         return
     if not structure.by_row:
+        kind = type(structure).__name__
         raise InputError(
-            f"{type(structure).__name__} lays rows of a batch out among its members; train without data_parallel and accumulate, or use another method."
+            f"{kind} lays rows of a batch out among its members; train without data_parallel and accumulate."
         )
     for phase in trainings(plan):
         last = points - (batches_in(points, phase.batch_size) - 1) * phase.batch_size if phase.epochs else size
-        if min(phase.batch_size, last) < size:
+        least = min(phase.batch_size, last)
+        if least < size:
             raise InputError(
-                f"a batch of {min(phase.batch_size, last)} row(s) (of {phase.batch_size}, {points} points) cannot be shared by {size} processes; change batch_size or use fewer."
+                f"a batch of {least} row(s) cannot be shared by {size} processes; change batch_size or use fewer."
             )

@@ -251,7 +251,6 @@ class Run:
         return [b for b in branches if b.state is None or self.ledger.is_sound(b, b.state, suffix)]
 
     def _end(self, stack: Stack) -> Stack:
-        """Leave a phase."""
         if self.position > self.skip_to and self._is_wanted(stack):
             self._save(stack, self.position, 0)
         return stack
@@ -261,7 +260,7 @@ class Run:
             place, needs = branch.place + suffix, phase.needs if isinstance(phase, Operator) else ()
             if self.is_late and needs and not set(needs) <= branch.reached.slots.keys():
                 raise RunError(
-                    f"the time limit was reached before training had given what {type(phase).__name__} makes members of; give a larger time_limit."
+                    f"the time limit was reached before {type(phase).__name__} had what it needs; give a larger time_limit."
                 )
             context = self.context(place, branch.variant, branch.state)
             branch.state = state = acted(phase, branch.state, context)
@@ -288,8 +287,8 @@ class Run:
         left = self.task.structure.remaining(state.params, state.buffers)
         if left and not any(left.values()):
             message = (
-                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so its predictions hardly depend on the inputs; start with wider "
-                "deviations, let the penalty grow, or weigh it less (rho=-2.0, anneal=0.5, kl_weight=0.1), or use another method."
+                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so its predictions hardly depend on the inputs; "
+                "weigh the penalty less (rho=-2.0, anneal=0.5, kl_weight=0.1), or use another method."
             )
             self.log.event(kind="warning", message=message)
             warn(message)
@@ -304,7 +303,7 @@ class Run:
         stacks = alike(phase, branches)
         if phase.select is not None and self.job.selects and len(stacks) > 1:
             raise RunError(
-                f"{type(phase).__name__} chooses among its {len(branches)} branches while they train; give them equal shapes and an optimizer of choral.plan."
+                f"Train chooses among {len(branches)} branches; give them equal shapes and an optimizer of choral.plan."
             )
         for number, some in enumerate(stacks):
             before = number * phase.epochs
@@ -398,11 +397,8 @@ def carry_out(
 def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
     """Train what is not yet there of a run, which has not begun to walk; return what it cost."""
     count, parts = len(run.member_of), run.task.parts
-    stands = parts.agreed(None if folder is None else _standing(run, folder, plan, count))
-    if stands is None:
-        run.execute()
-        return parts.agreed(costs_of(run, started))
-    finished, costs, lost = stands
+    alone = False, dict[str, Any](), run.store.lost(count)
+    finished, costs, lost = parts.agreed(alone if folder is None else _standing(run, folder, plan))
     # processes without the folder get the members that are there, so that each returns the whole ensemble
     present = costs.get("kept", [number for number in range(count) if number not in lost])
     for number in present if parts.size > 1 else ():
@@ -431,16 +427,20 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
     return costs
 
 
-def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple[bool, dict[str, Any], dict[int, str]]:
+def _standing(run: Run, folder: Path, plan: dict[str, Any]) -> tuple[bool, dict[str, Any], dict[int, str]]:
     """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
     finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    costs, lost = kept_costs(folder, run.log), run.store.lost(count)
+    try:
+        costs = read_costs(folder)
+    except RunError as error:
+        run.log.event(kind="warning", message=f"{error} It is made again from the log.")
+        costs = {}
+    lost = run.store.lost(len(run.member_of))
     if "kept" in costs:  # members that a time limit left out are not lost
         gone = [number for number in costs["kept"] if number in lost]
         if gone:
             raise RunError(
-                f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
-                "where the clock had left it. Continue with a larger time_limit or none, or use another run_dir."
+                f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); continue with a larger time_limit or none."
             )
         lost = {}
     begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
@@ -448,15 +448,6 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple
         said = f"{folder} was begun with {begun} and continues with {now}"
         warn(f"{said}; members agree with an unbroken run to rounding, not bit for bit.")
     return finished or not (lost or run.checkpoints), costs, lost
-
-
-def kept_costs(folder: Path, log: Log) -> dict[str, Any]:
-    """Return what results.json says, nothing if it is missing or damaged."""
-    try:
-        return read_costs(folder)
-    except RunError as error:
-        log.event(kind="warning", message=f"{error} It is made again from the log.")
-        return {}
 
 
 def costs_of(run: Run, started: float) -> dict[str, Any]:
