@@ -19,12 +19,11 @@ from choral.base.types import Build, Builds
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
 from choral.engine.checkpoint import MemberStore
-from choral.engine.compute import Compute, OnExisting, Store, is_far, using
+from choral.engine.compute import Compute, OnExisting, Parts, Store, is_far, parts_of, using
 from choral.engine.events import Callback
 from choral.engine.files import sha256
 from choral.engine.folder import claimed, run_of, settle
 from choral.engine.job import WIDEST, Call, Job, call_of, in_agreement
-from choral.engine.parallel import Parts, parts_of
 from choral.engine.run import carry_out
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble, said_of

@@ -26,11 +26,10 @@ from choral.data.inputs import Transforms
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
 from choral.engine.blueprint import state_of
-from choral.engine.compute import Compute, threads_for
+from choral.engine.compute import Compute, Parts, parts_of, threads_for
 from choral.engine.flops import rehearse
 from choral.engine.identity import differences, identity_of
 from choral.engine.inspect import left_plain
-from choral.engine.parallel import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, stopped
 from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation

@@ -18,6 +18,7 @@ from choral.base.types import Build
 from choral.data.inputs import Mixing, Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
+from choral.engine.compute import Parts, check_parts
 from choral.engine.inspect import (
     Findings,
     Plain,
@@ -27,7 +28,6 @@ from choral.engine.inspect import (
     lost_weights,
     outputs_together,
 )
-from choral.engine.parallel import Parts, check_parts
 from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve

@@ -23,7 +23,7 @@ from choral.base.errors import ChoralError, InputError, first_line
 from choral.base.types import Params
 from choral.base.values import attributes
 from choral.engine.blueprint import state_of
-from choral.engine.parallel import Piece
+from choral.engine.compute import Piece
 from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
