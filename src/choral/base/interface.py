@@ -86,7 +86,7 @@ class Interface(Value):
         wanted = made_up(self.reads, 1)
         if sorted(name for name, _ in named_leaves(wanted)) != sorted(name for name, _ in named_leaves(batch)):
             raise InputError(
-                f"x is {in_words(batch)}, but the networks read inputs like {in_words(wanted)}; give those."
+                f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
             )
 
     def _check_scale(self, batch: Tensor) -> None:

@@ -72,8 +72,7 @@ class Value(metaclass=_Checked):
         other = _KINDS.get(cls.__name__)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise InputError(
-                f"a value named {cls.__name__!r} is defined in {other.__module__} already, and files name values by their class; "
-                f"give the one in {cls.__module__} another name."
+                f"a value named {cls.__name__!r} is defined in {other.__module__} already; give it another name."
             )
         _KINDS[cls.__name__] = cls
         _hints.cache_clear()
@@ -95,8 +94,7 @@ def _encode(item: Any) -> Any:
         case None | str() | int() | float():
             return item
     raise InputError(
-        f"{item!r} cannot be written into a plan: only numbers, strings, tuples and choral's own values can; "
-        "name layers by patterns instead of functions."
+        f"{item!r} cannot be written into a plan; give numbers, strings or tuples, and name layers by patterns."
     )
 
 
@@ -121,7 +119,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
-            f"kind {kind!r} is not known; known kinds: {', '.join(sorted(_KINDS))}.{did_you_mean(str(kind), _KINDS)}"
+            f"kind {kind!r} is not known, but {', '.join(sorted(_KINDS))}.{did_you_mean(str(kind), _KINDS)}"
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     check_types(kind, given, _hints(kind))
@@ -332,7 +330,6 @@ class Function(Value):
         """Call the function."""
         if self.call is None:
             raise InputError(
-                f"a file names the function {self.name} but never brings code; make the recipe again in Python, with the "
-                "function in it."
+                f"a file names the function {self.name} but never brings code; make the recipe again in Python."
             )
         return self.call(*args, **kwargs)

@@ -61,9 +61,8 @@ def _refuse_uncopied(network: nn.Module) -> None:
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
     watched = next((n for n, p in network.named_parameters() if any(getattr(p, kind, None) for kind in kinds)), None)
     if watched is not None:
-        raise InputError(
-            f"build: parameter {watched!r} has a hook on its gradient (register_hook), which copies do not keep; let forward do what it does."
-        )
+        said = f"build: parameter {watched!r} has a hook on its gradient (register_hook), which copies do not keep"
+        raise InputError(f"{said}; let forward do what it does.")
 
 
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
@@ -149,9 +148,7 @@ class Blueprint:
         """Return the network with its lazy layers settled, by a pass over zeros of the shapes it reads."""
         if is_lazy(network):
             if self.interface.reads is None:
-                raise InputError(
-                    "the network has lazy layers, whose sizes its first input decides; give data too, or layers with sizes."
-                )
+                raise InputError("the network has lazy layers, whose sizes its first input decides; give data too.")
             called_once(network, self.interface, batches.made_up(self.interface.reads, 2))
         return network
 
@@ -246,8 +243,9 @@ class Blueprint:
     def _other(self, number: int) -> nn.Module:
         """Return the joint network of another factory than the first."""
         if not 0 < number < len(self._builds):
+            kinds = len(self._builds)
             raise InputError(
-                f"a member is of network {number}, but build makes {len(self._builds)} kind(s); give as many factories, in the same order."
+                f"a member is of network {number}, but build makes {kinds} kind(s); give as many, in the same order."
             )
         build = self._builds[number]
         options: dict[str, Any] = {"device": self.device, "images": self.images, "interface": self.interface}

@@ -203,9 +203,7 @@ class Checkpoints:
             for entry in content["open"]:
                 data = read_checked(self.folder / entry["file"], entry["sha256"])
                 if data is None:
-                    self.messages.append(
-                        f"checkpoint file {entry['file']} is damaged or missing; going back to the checkpoint before"
-                    )
+                    self.messages.append(f"{entry['file']} is damaged or missing; going back to the checkpoint before")
                     break
                 branches += unpack_branches(data, entry["file"], [Place.from_list(place) for place in entry["places"]])
             else:
@@ -231,7 +229,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 _NAME = re.compile(r"\d{5,}\.safetensors")
-_ADVICE = "run the same command again to train it anew"
+_ADVICE = "load the folder again, or run the same command again to train it anew"
 
 
 class MemberStore:
@@ -271,14 +269,12 @@ class MemberStore:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise RunError(
-                f"{path} cannot be read ({error.strerror}); load the folder again, choral.load('{self.folder.parent}'), or {_ADVICE}."
-            ) from error
+            raise RunError(f"{path} cannot be read ({error.strerror}); {_ADVICE}.") from error
         tensors, header = unpack_tensors(data, str(path))
         if header.get("number") != number or (self.run is not None and header.get("run") != self.run):
+            said = f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}"
             raise RunError(
-                f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}: the folder "
-                f"was extended or overwritten since, or the file was copied. Load it again, choral.load('{self.folder.parent}'), or {_ADVICE}."
+                f"{said}: it was extended or overwritten since; load it again, choral.load('{self.folder.parent}')."
             )
         return state_from(tensors, header.get("form"), str(path))
 
@@ -352,9 +348,7 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     for full, tensor in tensors.items():
         part, _, name = full.partition("/")
         if part not in parts:
-            raise RunError(
-                f"{where} holds a tensor {full!r}; members have buffers/, params/, packed/ and share/: copy it again."
-            )
+            raise RunError(f"{where} holds a tensor {full!r}, which no member has; copy it again.")
         parts[part][name] = tensor
     values, mask = unpack(parts["packed"])
     slots = ({MASK: mask} if mask else {}) | ({SHARE: parts["share"]} if parts["share"] else {})

@@ -84,9 +84,7 @@ class Compute(Limited):
             raise InputError(f"device is {self.device!r}; give 'auto', 'cpu' or a present 'cuda'.")
         object.__setattr__(self, "device", str(self.device))
         if self.data_parallel and self.executor == "vectorized":
-            raise InputError(
-                "executor='vectorized' trains stacks of networks in one process; with data_parallel=True leave it out."
-            )
+            raise InputError("executor='vectorized' trains in one process; leave it out with data_parallel=True.")
 
 
 @dataclass(frozen=True)
@@ -113,9 +111,7 @@ class Store(Limited):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "://" not in self.url:
-            raise InputError(
-                f"Store: url is {self.url!r}; give one with ://, such as 's3://bucket/run', or a path as run_dir."
-            )
+            raise InputError(f"Store: url is {self.url!r}; give one with ://, such as 's3://bucket/run'.")
 
     def __str__(self) -> str:
         return self.url

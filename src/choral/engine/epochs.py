@@ -110,9 +110,8 @@ def acted(phase: Starter | Operator, state: State | None, context: "BranchContex
             assert state is not None
             new = phase.apply(state, context)
     if unkeyed:
-        raise PlanError(
-            f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]}); draw with generator=context.generator('purpose')."
-        )
+        said = f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]})"
+        raise PlanError(f"{said}; draw with generator=context.generator('purpose').")
     return new
 
 
@@ -484,7 +483,7 @@ class Epochs:
         # what they were before is no choice
         if branches and all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
             raise DivergedError(
-                f"all {len(self.branches)} networks that are chosen among diverged, the last in epoch {epoch + 1}; take lower rates (space=)."
+                f"all {len(self.branches)} networks that are chosen among diverged; take lower rates (space=)."
             )
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
@@ -495,7 +494,7 @@ class Epochs:
         if branch.place not in self._unmeasured:
             self._unmeasured.add(branch.place)
             warn(
-                f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; look at the held-out points and the learning rate."
+                f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; lower the learning rate."
             )
 
     def _stop(self, epoch: int, reason: str) -> None:

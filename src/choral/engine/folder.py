@@ -55,6 +55,10 @@ RUN_FILES = (*_BEGUN, *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
 
 
+_GROWS = ("branches", "times")
+_ANEW = "another run_dir (--out), or on_existing='overwrite' (--overwrite)"
+
+
 @contextlib.contextmanager
 def claimed(folder: Path | None) -> Iterator[None]:
     """Hold a run folder for this process; a second process on the same folder is refused."""
@@ -85,28 +89,20 @@ def folder_name(name: str) -> str:
     """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere."""
     odd = not isinstance(name, str) or name in ("", ".", "..")
     if odd or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise InputError(
-            f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it a short name without slashes and control characters."
-        )
+        raise InputError(f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it another name.")
     return name
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
     """Return the checked plan of a run folder, None if it is a new one."""
-    advice = (
-        "put back a copy of it, or use another run_dir (--out), or on_existing='overwrite' (--overwrite) to start again"
-    )
-    plan = read_json(folder / "plan.json", advice=advice)
+    plan = read_json(folder / "plan.json", advice=f"put back a copy of it, or use {_ANEW} to start again")
     return None if plan is None else dict(expect(plan, _PLAN, str(folder / "plan.json")))
 
 
 def check_ours(folder: Path, *, overwrite: bool = False) -> None:
     """Raise RunError if a folder without a sealed plan holds anything under a name that a run writes, or the choice of a search."""
     if (folder / "choice.json").exists() and not overwrite:
-        raise RunError(
-            f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or on_existing='overwrite' "
-            "(--overwrite) to start again in this one."
-        )
+        raise RunError(f"{folder} holds a choice among several methods, and this run is of one; use {_ANEW}.")
     plans = [folder / name for name in ("plan.json", "choice.json") if (folder / name).exists()]
     if any(b'"sealed": {' in plan.read_bytes() for plan in plans):
         return
@@ -114,10 +110,8 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
     held += ["members"] if any(MemberStore(folder / "members").files()) else []
     held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
     if held:
-        raise RunError(
-            f"{folder} holds {held[0]} but no plan.json that choral wrote, so nothing says whose it is, and this run would replace it; "
-            "move it away, put back a copy of plan.json, or use another run_dir (--out)."
-        )
+        said = f"{folder} holds {held[0]} but no plan.json that choral wrote, and this run would replace it"
+        raise RunError(f"{said}; move it away, put back a copy of plan.json, or use another run_dir (--out).")
 
 
 def belongs_to(folder: Path, path: Path) -> bool:
@@ -172,10 +166,6 @@ def read_likelihood(folder: Path, run: str) -> Likelihood | None:
     except (RunError, InputError, KeyError):  # fit makes it again
         return None
     return found if isinstance(found, Likelihood) else None
-
-
-_GROWS = ("branches", "times")
-_ANEW = "another run_dir (--out), or on_existing='overwrite' (--overwrite)"
 
 
 def settle(
@@ -238,9 +228,7 @@ def _gone_on(
     else:
         check_same(str(folder), stored["identity"], identity)
     if digest_of(stored["table"]) != digest_of(None if table is None else table.to_dict()):
-        raise RunError(
-            f"{folder} holds another run: its table's columns were read otherwise. Use another run_dir, or repeat the old call."
-        )
+        raise RunError(f"{folder} holds another run: its table's columns were read otherwise; use {_ANEW}.")
     if longer:
         noted = _extended(folder, stored, identity)
         stored = stored | {"identity": identity, "describe": job.recipe.describe(), "extended": noted}
@@ -260,13 +248,11 @@ def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
 
 def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise RunError unless a run is a longer version of another, whose members it can take over."""
-    why = differences({**old, "recipe": new["recipe"], "totals": new["totals"]}, new)
+    why = differences({**old, "recipe": new["recipe"]}, new)
     for name, _, a, b in unequal(old["recipe"], new["recipe"], "recipe"):
         if not (name in _GROWS and b > a):
-            reasons = {"epochs": " (its rate is spread over the whole phase, so every step would have been another)"}
-            why.append(
-                f"{name} was {shown(a)}, now {shown(b)}{reasons.get(name, ' (fewer)' if name in _GROWS else '')}"
-            )
+            reason = " (its rate is spread over the whole phase)" if name == "epochs" else ""
+            why.append(f"{name} was {shown(a)}, now {shown(b)}{' (fewer)' if name in _GROWS else reason}")
     selects = any(phase.select for phase in trainings(from_dict(new["recipe"]).plan))
     if not why and "stop" in new and (selects or (new["stop"] or {}).get("by") == "ensemble"):
         why = ["held-out points stopped or chose its members together, so that in a longer run they would be others"]
@@ -281,7 +267,7 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
     costs, checkpoints = read_costs(folder), Checkpoints(folder / "checkpoints")
     if "kept" in costs:
         raise RunError(
-            f"{folder} was ended by its time limit; train it whole first, by the same call with a larger time_limit or none."
+            f"{folder} was ended by its time limit; repeat the old call with a larger time_limit or none first."
         )
     store = MemberStore(folder / "members", run=run_of(stored))
     late = checkpoints.latest()

@@ -92,9 +92,8 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
         apart = differences(told[0][1], other)
         if apart:
             how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
-            raise InputError(
-                f"processes 0 and {rank} were given different runs ({how}); give every process the same call with all of the data: choral shares batches out itself."
-            )
+            said = f"processes 0 and {rank} were given different runs ({how})"
+            raise InputError(f"{said}; give every process the same call with all of the data.")
     return job
 
 
@@ -157,10 +156,8 @@ class Call:
         watched = rules.identity(validation, held)
         if folds is not None:
             if any(phase.select is not None for phase in trainings(recipe.plan)):
-                raise PlanError(
-                    f"'{recipe.name}' chooses among networks by points that none of them sees, but every fold sees others; give "
-                    "validation=0.2 instead of cv."
-                )
+                said = f"'{recipe.name}' chooses among networks by points that none of them sees"
+                raise PlanError(f"{said}; give validation=0.2 instead of cv.")
             watch = Folds(task, raw, rules.measure, recipe.combine)
             watched = watch.identity(rules)
         elif held is not None:
@@ -198,6 +195,7 @@ def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call
 WIDEST = 512  # branches stacked at once, at most
 _BYTES = 2 << 30  # of stacked parameters, gradients and optimizer memory
 STACKED = 200_000  # parameters of a network below which calls, not arithmetic, take the time of a step on a processor
+_UNSTACKED = "executor='vectorized' cannot train this network"
 _OFF, _ROUNDING = 0.02, 1e-3  # of a gradient, and of the largest one, that rounding may change
 
 
@@ -247,7 +245,7 @@ def _check_stackable(job: Job, phase: Train) -> None:
     task = job.task
     if task.findings.remembers:
         raise InputError(
-            f"executor='vectorized' cannot train this network: its tensor {task.findings.remembers!r} changes when it is called; make it a buffer, or use executor='sequential'."
+            f"{_UNSTACKED}: its tensor {task.findings.remembers!r} changes when it is called; make it a buffer."
         )
     with Calls(task.blueprint.network()) as running:
         try:
@@ -255,16 +253,12 @@ def _check_stackable(job: Job, phase: Train) -> None:
         except ChoralError:
             raise
         except UNMAPPED as error:
-            raise InputError(
-                f"executor='vectorized' cannot train this network: in {running.where or 'its loss'}, torch.func.vmap stops "
-                f"with '{first_line(error)}'; use executor='sequential'."
-            ) from error
+            said = f"{_UNSTACKED}: in {running.where or 'its loss'}, torch.func.vmap stops with '{first_line(error)}'"
+            raise InputError(f"{said}; use executor='sequential'.") from error
     wrong = _differing(_gradients(PlainTrainer, job, phase, keys=[1]), many, task)
     if wrong:
-        raise InputError(
-            f"executor='vectorized' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (torch.func passes over hooks, "
-            "and weights that forward keeps in a list or dict); use executor='sequential'."
-        )
+        said = f"{_UNSTACKED}: stacked, its parameter {wrong!r} gets another gradient than alone (by a hook, or a list or dict)"
+        raise InputError(f"{said}; use executor='sequential'.")
 
 
 def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) -> Params:

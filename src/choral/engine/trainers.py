@@ -301,8 +301,8 @@ class PlainTrainer(_Trainer):
         if piece.part is not None:
             if self.lend:
                 raise InputError(
-                    "the network draws by a function of torch whose numbers cannot be counted by row (dropout between layers of a recurrent "
-                    "network, for one), so parts of a batch cannot draw what the whole would; train without data_parallel and accumulate."
+                    "the network draws by a function of torch whose numbers cannot be counted by row, such as dropout between layers of a "
+                    "recurrent network; train without data_parallel and accumulate."
                 )
             loss = loss * piece.share
         if self.task.objective.penalties and piece.first:

@@ -151,8 +151,9 @@ class Validation:
         if self.measure != Measure.of(prediction.score):  # which every prediction has
             self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
-            said = f"validation has weights, but the measure {self.measure.name!r} is no mean over points"
-            warn(f"{said} and is taken without them; measure 'nll' or another mean for a weighted one.")
+            warn(
+                f"validation has weights, but the measure {self.measure.name!r} is no mean over points and is taken without them."
+            )
 
     def _try_reading(self) -> None:
         """Refuse inputs that the network cannot read, with the shapes on both sides."""
