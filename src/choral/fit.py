@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import arguments
-from choral.base.arguments import guarded
+from choral.base import values
 from choral.base.errors import InputError, RunError, unknown_argument, warn
 from choral.base.types import Build, Builds
+from choral.base.values import guarded
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
 from choral.engine.checkpoint import MemberStore
@@ -121,7 +121,7 @@ def check_options(function: str, own: Iterable[str], options: Mapping[str, Any])
     for name in options:
         if name not in known:
             raise InputError(unknown_argument(function, name, known))
-    arguments.check_options(function, fit, {n: v for n, v in options.items() if n not in own})
+    values.check_options(function, fit, {n: v for n, v in options.items() if n not in own})
 
 
 @guarded

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from choral.base.arguments import guarded
 from choral.base.errors import ChoralError, DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
+from choral.base.values import guarded
 from choral.callbacks import one_of
 from choral.cluster.leaf import (
     Field,

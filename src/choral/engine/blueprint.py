@@ -17,8 +17,7 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.errors import InputError
-from choral.base.interface import Interface, is_lazy
-from choral.base.order import evaluating, with_ends
+from choral.base.interface import Interface, evaluating, is_lazy, with_ends
 from choral.base.types import Build, Builds, Params
 from choral.engine.identity import fingerprint
 from choral.layers.attention import as_linear

@@ -24,10 +24,10 @@ from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.draws import Part
 from choral.base.errors import InputError
-from choral.base.order import Calls
+from choral.base.interface import Calls
 from choral.base.rng import DispatchMode
+from choral.base.values import COUNT, NOT_NEGATIVE, Limit, Limits, Value
 from choral.objectives.likelihoods import Likelihood
-from choral.objectives.limits import COUNT, NOT_NEGATIVE, Limit, Limited, Limits
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
 from choral.plan.walk import trainings
@@ -42,7 +42,7 @@ _SECONDS = Limit(lambda given: 0 < given < math.inf, "a number of seconds above 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compute(Limited):
+class Compute(Value):
     """Where and how a run is trained. Up to rounding, and apart from `time_limit`, the members do not depend on it.
 
     Args:
@@ -88,7 +88,7 @@ class Compute(Limited):
 
 
 @dataclass(frozen=True)
-class Store(Limited):
+class Store(Value):
     """A run folder that is not a path of this machine, and how long it is waited for.
 
     Args:

@@ -17,7 +17,7 @@ from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch, moved
 from choral.base.draws import Part
 from choral.base.errors import DivergedError, PlanError, RunError, explained, warn
-from choral.base.order import Called, executed
+from choral.base.interface import Called, executed
 from choral.base.types import Params
 from choral.data.sources import Source
 from choral.data.splitting import partition

@@ -19,8 +19,17 @@ from torch.utils.hooks import RemovableHandle
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError, explained, first_line, warn
-from choral.base.interface import Interface, described, is_lazy, pick, why_not_read
-from choral.base.order import Called, Calls, evaluating, parameters_of
+from choral.base.interface import (
+    Called,
+    Calls,
+    Interface,
+    described,
+    evaluating,
+    is_lazy,
+    parameters_of,
+    pick,
+    why_not_read,
+)
 from choral.base.rng import global_states, moved
 from choral.base.types import Build
 from choral.base.values import Function, attributes

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from choral.base import devices
-from choral.base.arguments import is_whole
 from choral.base.errors import ChoralError, InputError, PlanError, explained, first_line, unknown_argument, warn
-from choral.base.order import Calls
+from choral.base.interface import Calls
 from choral.base.types import Params
+from choral.base.values import is_whole
 from choral.data.datasets import is_key
 from choral.data.inputs import Transforms
 from choral.data.sources import Source, check_batches, source_of

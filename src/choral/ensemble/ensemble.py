@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import batches
-from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
 from choral.base.errors import InputError, NotFiniteError, RunError, explained, no_attribute
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
+from choral.base.values import guarded, is_whole, typed
 from choral.calibration import MemberSelection, StackingWeights, Temperature, fit_stacking, select_members
 from choral.calibration.members import Correction
 from choral.data.inputs import Transforms, written
