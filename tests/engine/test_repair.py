@@ -234,3 +234,16 @@ def test_members_without_their_plan_and_another_table_are_refused(tmp_path):
             choral.load(tmp_path)
         with pytest.raises(RunError, match=r"plan\.json"):
             train(regression, data, recipe, run_dir=tmp_path, table=table)
+
+
+@pytest.mark.parametrize("how", ["whole", "leaves"])
+def test_costs_are_made_again_from_the_log_with_what_stopped(how, tmp_path):
+    recipe = make("deep_ensemble", budget=16, members=2, training=QUICK)
+    options = {"validation": 0.25, "early_stopping": choral.EarlyStopping(patience=1), "run_dir": tmp_path}
+    if how == "leaves":
+        choral.prepare(build, (X, Y), recipe, **options)
+    before = fit(build, (X, Y), recipe, **options).info
+    assert before["stopped"]
+    (tmp_path / "results.json").unlink()
+    after = fit(build, (X, Y), recipe, **options).info
+    assert {n: v for n, v in after.items() if n != "seconds"} == {n: v for n, v in before.items() if n != "seconds"}

@@ -75,22 +75,20 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
     """Return the job that this process makes; InputError in all processes that share batches if one fails, or makes another job."""
     if parts.size == 1:
         return make()
-    job, failed, own = None, None, None
+    failed = own = None
     try:
         job = make()
         own = identity_of(job)
     except Exception as error:  # the others wait to hear of it, whatever it is
         failed = error
     told: list[Any] = [None] * parts.size
-    dist.all_gather_object(told, (None if failed is None else str(failed), own))
+    dist.all_gather_object(told, (str(failed), own))
     if failed is not None:
         raise failed
-    assert job is not None
     for rank, (said, other) in enumerate(told):
-        if said is not None:
+        if other is None:
             raise InputError(f"process {rank} of {parts.size} cannot take part: {said}")
-        apart = differences(told[0][1], other)
-        if apart:
+        if apart := differences(told[0][1], other):
             how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
             said = f"processes 0 and {rank} were given different runs ({how})"
             raise InputError(f"{said}; give every process the same call with all of the data.")
