@@ -33,7 +33,6 @@ _BLOCK = 1 << 15  # numbers hashed at once: they stay in the processor's cache
 
 
 def _signed(value: int) -> int:
-    """Return the int32 with the same 32 bits."""
     return (value + (1 << 31) & 0xFFFFFFFF) - (1 << 31)
 
 

@@ -209,12 +209,10 @@ def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _contiguous(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a batch with its axes in memory order."""
     return tuple(mapped(in_order, arg) for arg in args)
 
 
 def _spread(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pass the inputs of a batch as arguments."""
     if len(args) != 1 or isinstance(args[0], Tensor):
         return None
     positions, keywords = _arguments(args[0])
@@ -374,7 +372,6 @@ def _nodes(value: Any) -> Iterator[Node]:
 
 
 def _reached(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
-    """Return nodes and all that follow from them."""
     found = dict.fromkeys(nodes)
     stack = list(found)
     while stack:
@@ -390,7 +387,6 @@ def _before(node: Node) -> list[Node]:
 
 
 def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
-    """Return nodes and all that they were computed from."""
     return _reached(nodes, _before)
 
 

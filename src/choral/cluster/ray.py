@@ -138,7 +138,6 @@ class RayWorkers:
         }
 
     def _reason(self, ref: Any, leaf: Leaf) -> str:
-        """Return why a task failed, nothing if it did not."""
         try:
             self.ray.get(ref)
         except self.ray.exceptions.RayTaskError as error:

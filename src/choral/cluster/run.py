@@ -119,7 +119,6 @@ def leaves(run_dir: str | Path | Store) -> list[dict[str, Any]]:
 
 
 def _states(storage: Storage, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return where every leaf stands."""
     found = [(leaf, read_manifest(storage, plan, leaf)) for leaf in leaves_of(plan)]
     done = {leaf.path for leaf, manifest in found if manifest is not None}
     rows = []

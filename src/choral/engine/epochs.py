@@ -362,7 +362,6 @@ class Epochs:
 
     @property
     def _selects(self) -> bool:
-        """Whether networks are chosen while they train."""
         return self.phase.select is not None and self.run.validation is not None
 
     def _mount(self, branches: Sequence[Branch]) -> None:
@@ -376,14 +375,12 @@ class Epochs:
             self.groups[0].take_out()
 
     def _stopped(self, branch: Branch, epoch: int, reason: str) -> None:
-        """Note that a branch stopped after so many epochs."""
         watch = branch.watch
         watch.stopped = epoch
         about = {"best_epoch": watch.best_epoch, "best": watch.best, "reason": reason}
         self.run.ledger.stop(branch.place + self.suffix, epoch=epoch, epochs=self.phase.epochs, **about)
 
     def _going(self) -> list[Branch]:
-        """Return the branches that continue."""
         return [b for b in self.branches if b.goes_on and not self.run.ledger.is_lost(b)]
 
     def _epoch(self, epoch: int) -> None:

@@ -162,7 +162,6 @@ def _of_recipes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def _in_words(old: Any, new: Any, field: str) -> Iterator[str]:
-    """Yield in words how two plain structures differ."""
     for name, kind, a, b in unequal(old, new, field):
         word = "lr" if name == "start" else name if kind in _PLAIN else f"{name} of {kind}"  # the start of a schedule
         yield f"{word} was {shown(a)}, now {shown(b)}"

@@ -169,7 +169,6 @@ def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interfa
 
 
 def _scale(x: Any) -> str:
-    """Return what numbers a single input holds, as `Interface` has it."""
     if not torch.is_tensor(x) or not x.numel():
         return ""
     if x.dtype == torch.uint8:
@@ -364,7 +363,6 @@ def _refuse_past(trial: _Trial, plain: Plain) -> None:
 
 
 def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
-    """Return what to raise for an error of a training call."""
     if trial.outputs is not None and not isinstance(trial.outputs, Tensor):
         said = f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode"
         return InputError(f"{said}; give fit(..., output=function) for both.")

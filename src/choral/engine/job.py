@@ -164,7 +164,6 @@ class Call:
 
 
 def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:
-    """Warn of targets and networks that are legal but doubtful."""
     known = source.targets()
     doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
     for said in ([f"y: {doubt}"] if doubt else []) + [*task.findings.doubts]:

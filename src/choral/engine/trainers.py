@@ -204,7 +204,6 @@ class _Trainer:
         return Stepper(self.trained, members, stacked=self.is_stacked, apart=apart, undecayed=undecayed, led=led)
 
     def _moved(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
-        """Return a batch on the device of the networks."""
         device = self.task.device
         if y.device == device:  # so is the rest
             return x, y, weights
