@@ -169,10 +169,9 @@ def train(
 
                     train_here(call, job, storage or folder, plan, hear, on_existing)
                 store, costs = carry_out(job, folder, plan, width, hear, started=started)
-            ensemble = _put_together(call, job, store, costs, folder, plan)
-        if storage is not None:
-            ensemble._keep_in_memory()  # the copies of the files will be gone
-        return ensemble
+                if storage is not None:  # the copies of the files will be gone
+                    store = store.in_memory(costs["networks"])
+            return _put_together(call, job, store, costs, folder, plan)
 
 
 @contextmanager
@@ -246,7 +245,7 @@ def load(
 
         with fetched(path) as folder:
             ensemble = load_folder(folder, build, partial=partial, **options)
-            ensemble._keep_in_memory()  # the folder will be gone
+            ensemble._store = ensemble._store.in_memory(ensemble._count)  # the folder will be gone
         return ensemble
     path = Path(str(path)).absolute()  # members are read later, perhaps in another working folder
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search

@@ -220,8 +220,8 @@ def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int 
     blocks = math.prod(shape[:rows]) * (now().folded if rows == 0 else 1)
     if n % (blocks * part.rows):
         raise InputError(
-            f"the network draws numbers of shape {tuple(shape)} for {part.rows} rows of a batch of {part.of}; put the batch axis first, or train "
-            "without data_parallel and accumulate."
+            f"the network draws numbers of shape {tuple(shape)} for {part.rows} rows of a batch of {part.of}, and their first axis is "
+            "not the batch; put it first, or train without data_parallel and accumulate."
         )
     each = n // (blocks * part.rows)
     starts = [(block * part.of + part.start) * each for block in range(blocks)]  # counted in the whole batch

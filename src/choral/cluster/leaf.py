@@ -219,4 +219,4 @@ def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
         raise RunError(
             f"{field.storage.where}/{_state(before)} is missing or damaged; run the leaf '{leaf.after}' again."
         )
-    return unpack_branches(data, _state(before), before.branches), manifest.failed
+    return unpack_branches(data, _state(before))[0], manifest.failed

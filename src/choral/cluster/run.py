@@ -128,7 +128,7 @@ def _states(storage: Storage, plan: dict[str, Any]) -> list[dict[str, Any]]:
         elif leaf.after is not None and leaf.after not in done:
             state = "waiting"
         else:
-            state = "begun" if any("/manifest-" in name for name in storage.names(leaf.folder)) else "ready"
+            state = "begun" if any("/checkpoint-" in name for name in storage.names(leaf.folder)) else "ready"
         about = {"members": list(leaf.members), "after": leaf.after, "epochs": leaf.epochs}
         rows.append({"path": leaf.path, "state": state, "networks": len(leaf.branches), **about})
     return rows

@@ -332,19 +332,17 @@ class Run:
                     branch.state, branch.is_new, branch.watch = saved.state, saved.is_new, saved.watch
                 elif parent is not None:
                     branch.state, branch.is_new = parent.state, parent.is_new
-            one.version = (self.snapshot.position, self.snapshot.epoch)
 
     def _save(self, stack: Stack, position: int, epoch: int, *, before: int = 0) -> None:
         """Take a checkpoint if it is time, and a last one once the time limit is reached: from there a call with more time continues."""
-        now, late = (position, before + epoch), self.is_late
-        stack.version = max(stack.version, now)
+        late = self.is_late
         if self.checkpoints is None or self._is_winding_up or not (late or self.is_due):
             return
         self._is_winding_up = late
         started, held = time.monotonic(), self.ledger
         missing = self.store.missing(len(self.member_of)) if late else []
         whole = [n for n in self.member_of.values() if n not in missing] if late else None
-        reached = Snapshot(*now, held.failed, held.counted, held.stopped, self.log.sync(), whole)
+        reached = Snapshot(position, before + epoch, held.failed, held.counted, held.stopped, self.log.sync(), whole)
         self.checkpoints.save([*self.open.values(), stack], reached)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started

@@ -444,13 +444,6 @@ class Ensemble:
         twin.posthoc, twin._out_of_fold, twin._evaluations = (), None, {}
         return twin
 
-    def _keep_in_memory(self) -> None:
-        """Read all networks, so that the files they come from may go."""
-        store = MemberStore()
-        for i, state in enumerate(self.states()):
-            store.put(i, state)
-        self._store = store
-
     def _uncorrected(self, outputs: Tensor, *, networks: int | None = None) -> Predictive:
         """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""
         classes = self.likelihood.classes(outputs)
