@@ -270,10 +270,6 @@ def inspect_training(
         return Findings(plain.calls, of_row)
     remembers, attribute = _changed(trial, held, buffers, value)
     drawn = moved(generators, ("numpy", "random"))
-    for _ in range(4 if drawn else 0):  # again, since other threads may draw too
-        generators = global_states()
-        trial.call()
-        drawn = moved(generators, drawn)
     doubts = [
         f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, so two runs, and a resumed "
         "one, will differ; draw with torch instead."
