@@ -198,7 +198,6 @@ def settle(
         }
         if stack is not None:
             plan |= {"leaves": {"stack": WIDEST if job.is_together else min(width, stack)}}
-        plan |= {} if job.compute.time_limit is None else {"time_limit": job.compute.time_limit}
         if overwrite:
             clear(folder)  # once nothing more is refused
         write_json(folder / "plan.json", plan, within=folder)
@@ -208,7 +207,7 @@ def settle(
 def _gone_on(
     folder: Path, stored: dict[str, Any], identity: dict[str, Any], job: Job, table: Table | None, *, extend: bool
 ) -> dict[str, Any]:
-    """Return the plan of a run that was begun in a folder, extended or prolonged as asked; RunError if it is another."""
+    """Return the plan of a run that was begun in a folder, extended if asked; RunError if it is another."""
     longer = extend and stored["identity"] != identity
     if longer:
         _check_longer(folder, stored["identity"], identity)
@@ -220,7 +219,7 @@ def _gone_on(
         noted = _extended(folder, stored, identity)
         stored = stored | {"identity": identity, "describe": job.recipe.describe(), "extended": noted}
         write_json(folder / "plan.json", stored, within=folder)
-    return _prolonged(folder, stored, job.compute.time_limit)
+    return stored
 
 
 def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -272,23 +271,6 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
     for name in MADE_AGAIN:
         (folder / name).unlink(missing_ok=True)
     return {"counted": costs.get("counted", stored.get("extended", {}).get("counted", {}))}
-
-
-def _prolonged(folder: Path, stored: dict[str, Any], limit: float | None) -> dict[str, Any]:
-    """Return the plan with another time limit, that of all parts of the run; what an ended run had wound up with is taken back."""
-    before = stored.get("time_limit")
-    if limit == before:
-        return stored
-    costs = read_costs(folder)
-    if costs.get("ended") == "time_limit":
-        if limit is not None and before is not None and limit < before:
-            return stored
-        for name in MADE_AGAIN:  # without results.json the run is one that was interrupted
-            (folder / name).unlink(missing_ok=True)
-    plan = {name: value for name, value in stored.items() if name != "time_limit"}
-    plan |= {} if limit is None else {"time_limit": limit}
-    write_json(folder / "plan.json", plan, within=folder)
-    return plan
 
 
 def _command() -> str:

@@ -22,7 +22,7 @@ from choral.engine.epochs import BranchContext, Epochs, acted, alike
 from choral.engine.events import Callback, Ledger, Log, recalled
 from choral.engine.files import write_json
 from choral.engine.flops import Flops
-from choral.engine.folder import environment, read_costs, run_of
+from choral.engine.folder import MADE_AGAIN, environment, read_costs, run_of
 from choral.engine.job import Job
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
@@ -427,12 +427,17 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
 
 def _standing(run: Run, folder: Path, plan: dict[str, Any]) -> tuple[bool, dict[str, Any], dict[int, str]]:
     """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
-    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
     try:
         costs = read_costs(folder)
     except RunError as error:
         run.log.event(kind="warning", message=f"{error} It is made again from the log.")
         costs = {}
+    limit = run.job.compute.time_limit
+    if "kept" in costs and (limit is None or limit > costs["time_limit"]):  # it has more time than when it ended
+        for name in MADE_AGAIN:
+            (folder / name).unlink(missing_ok=True)
+        costs = {}
+    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
     lost = run.store.lost(len(run.member_of))
     if "kept" in costs:  # members that a time limit left out are not lost
         gone = [number for number in costs["kept"] if number in lost]
@@ -458,7 +463,8 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
     if missing and not run.is_late:
         raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
-    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept} if run.is_late else {}
+    limit = run.job.compute.time_limit
+    ended: dict[str, Any] = {"ended": "time_limit", "time_limit": limit, "kept": kept} if run.is_late else {}
     return ended | {
         "stopped": run.ledger.stopped,
         "counted": run.ledger.counted,
