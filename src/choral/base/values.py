@@ -228,8 +228,10 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in parts)
     if origin is tuple:
-        wanted = parts[:1] * len(value) if parts[-1] is Ellipsis and isinstance(value, tuple | list) else parts
-        return isinstance(value, tuple | list) and len(value) == len(wanted) and all(map(fits, value, wanted))
+        if not isinstance(value, tuple | list):
+            return False
+        wanted = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return len(value) == len(wanted) and all(map(fits, value, wanted))
     if hint is int or hint is float:  # 2.0 counts nothing: range(2.0) fails; torch holds 64 bits
         number = isinstance(value, Integral if hint is int else Real) and type(value) is not bool
         return number and bool(value == value) and (type(value) is not int or abs(value) < 1 << 63)

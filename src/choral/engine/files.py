@@ -209,7 +209,8 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
         meta = json.loads(data[8 : 8 + size])["__metadata__"]
         header = dict(json.loads(meta["choral"]))
         digest = header.pop("sha256", None)
-    except (KeyError, TypeError, struct.error, ValueError, RecursionError) as error:
+        tensors = load(data)
+    except (SafetensorError, KeyError, TypeError, struct.error, ValueError, RecursionError) as error:
         raise broken from error
     start = data.find(_MARK, 8, 8 + size) + len(_MARK)
     if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
@@ -218,10 +219,7 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
         )
     if header.get("format") != FORMAT:
         raise RunError(f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer one.")
-    try:
-        return load(data), header
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise broken from error
+    return tensors, header
 
 
 def read_checked(path: Path, expected: str) -> bytes | None:

@@ -169,7 +169,7 @@ def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interfa
 
 
 def _scale(x: Any) -> str:
-    if not torch.is_tensor(x) or not x.numel():
+    if not isinstance(x, Tensor) or not x.numel():
         return ""
     if x.dtype == torch.uint8:
         return "bytes"

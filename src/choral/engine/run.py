@@ -18,7 +18,7 @@ import torch
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError, warn
 from choral.engine.checkpoint import Branch, Checkpoints, MemberStore, Snapshot, Stack
-from choral.engine.epochs import BranchContext, Epochs, acted, alike
+from choral.engine.epochs import BranchContext, Epochs, alike, own_draws
 from choral.engine.events import Callback, Ledger, Log, recalled
 from choral.engine.files import write_json
 from choral.engine.flops import Flops
@@ -134,7 +134,7 @@ class Run:
         self.setup = 0.0  # seconds of this call before training, where time is limited
         self._is_winding_up = False  # the checkpoint from which a call with more time continues is there, and stays
         self.member_of = collected(self.plan)
-        visits = Visitor(start=self._act, change=self._act, train=self._train, collect=self._collect)
+        visits = Visitor(start=self._start, change=self._change, train=self._train, collect=self._collect)
         self._visitor: Visitor[Stack] = visits
 
     def context(self, place: Place, variant: Variant, state: State | None = None) -> BranchContext:
@@ -255,20 +255,29 @@ class Run:
             self._save(stack, self.position, 0)
         return stack
 
-    def _act(self, phase: Starter | Operator, suffix: Place, stack: Stack) -> Stack:
+    def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            place, needs = branch.place + suffix, phase.needs if isinstance(phase, Operator) else ()
-            if self.is_late and needs and not set(needs) <= branch.reached.slots.keys():
-                raise RunError(
-                    f"the time limit was reached before {type(phase).__name__} had what it needs; give a larger time_limit."
-                )
-            context = self.context(place, branch.variant, branch.state)
-            branch.state = state = acted(phase, branch.state, context)
-            branch.is_new = branch.is_new and isinstance(phase, Operator)
-            total = sum(m.numel() for m in state.mask.values())
-            density = {"density": sum(int(m.sum()) for m in state.mask.values()) / total} if total else {}
-            self.log.event(kind="operator", name=type(phase).__name__, place=str(place), **density)
+            with own_draws(phase):
+                context = self.context(branch.place + suffix, branch.variant, branch.state)
+                branch.state, branch.is_new = phase.begin(context), False
+            self._note(phase, branch, suffix)
         return self._end(stack)
+
+    def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
+        for branch in self._sound(stack, suffix):
+            if self.is_late and not set(phase.needs) <= branch.reached.slots.keys():
+                said = f"the time limit was reached before {type(phase).__name__} had what it needs"
+                raise RunError(f"{said}; give a larger time_limit.")
+            with own_draws(phase):
+                context = self.context(branch.place + suffix, branch.variant, branch.state)
+                branch.state = phase.apply(branch.reached, context)
+            self._note(phase, branch, suffix)
+        return self._end(stack)
+
+    def _note(self, phase: Phase, branch: Branch, suffix: Place) -> None:
+        mask = branch.reached.mask.values()
+        density = {"density": sum(int(m.sum()) for m in mask) / sum(m.numel() for m in mask)} if mask else {}
+        self.log.event(kind="operator", name=type(phase).__name__, place=str(branch.place + suffix), **density)
 
     def _collect(self, phase: Collect, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
