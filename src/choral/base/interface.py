@@ -83,23 +83,19 @@ class Interface(Value):
         if isinstance(batch, Tensor) and not self.spread:
             if batch.dim() and list(batch.shape) == self.reads.get("shape"):
                 raise InputError(
-                    f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows; give x[None]."
+                    f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows: x[None]."
                 )
             self._check_scale(batch)
             return
         wanted = made_up(self.reads, 1)
         if sorted(name for name, _ in named_leaves(wanted)) != sorted(name for name, _ in named_leaves(batch)):
-            raise InputError(
-                f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
-            )
+            raise InputError(f"x is {in_words(batch)}; the networks were fitted on inputs like {in_words(wanted)}.")
 
     def _check_scale(self, batch: Tensor) -> None:
         """Raise InputError for bytes where training saw none, and for what bytes hold where it saw bytes: they are divided by 255."""
         small = batch.dim() < 3 and batch.numel() and self.scale == "unit"
         if batch.dtype == torch.uint8 and (self.scale == "free" or (small and int(batch.max()) <= 1)):
-            said = (
-                "x holds bytes (uint8), which are divided by 255, but the networks were fitted on numbers that were not"
-            )
+            said = "x holds bytes (uint8), which are divided by 255, but the networks were fitted on other numbers"
             raise InputError(f"{said}; give x.astype('float32').")
         if self.scale == "bytes" and batch.is_floating_point() and batch.numel() and float(batch.detach().max()) > 2:
             said = f"x holds real numbers up to {float(batch.detach().max()):g}, but the networks were fitted on bytes (uint8)"
@@ -173,9 +169,7 @@ def pick(found: Any, output: str | int | Function | None) -> Tensor:
     names = [name for name in parts if type(name) is str]
     if output is None:
         first = repr("logits" if "logits" in names else names[0]) if names else "0"
-        raise InputError(
-            f"the network returns {described(found)}; name its output: fit(..., output={first}), or give a function."
-        )
+        raise InputError(f"the network returns {described(found)}; name its output: fit(..., output={first}).")
     said, near = getattr(output, "name", repr(output)), did_you_mean(str(output), names)
     raise InputError(f"output={said} picks no tensor from what the network returns, {described(found)}.{near}")
 

@@ -340,7 +340,7 @@ class Value(metaclass=_Checked):
         other = _KINDS.get(cls.__name__)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise InputError(
-                f"a value named {cls.__name__!r} is defined in {other.__module__} already; give it another name."
+                f"a value named {cls.__name__!r} is defined in {other.__module__} already; give another name."
             )
         _KINDS[cls.__name__] = cls
         _hints.cache_clear()
@@ -361,9 +361,7 @@ def _encode(item: Any) -> Any:
             return {str(k): _encode(v) for k, v in item.items()}
         case None | str() | int() | float():
             return item
-    raise InputError(
-        f"{item!r} cannot be written into a plan; give numbers, strings or tuples, and name layers by patterns."
-    )
+    raise InputError(f"{item!r} cannot be written into a plan; give numbers or strings, and name layers by patterns.")
 
 
 def _decode(item: Any) -> Any:
@@ -387,7 +385,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
-            f"kind {kind!r} is not known, but {', '.join(sorted(_KINDS))}.{did_you_mean(str(kind), _KINDS)}"
+            f"kind {kind!r} is not known; {', '.join(sorted(_KINDS))} are.{did_you_mean(str(kind), _KINDS)}"
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     check_types(kind, given, _hints(kind))
@@ -597,7 +595,5 @@ class Function(Value):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         if self.call is None:
-            raise InputError(
-                f"a file names the function {self.name} but never brings code; make the recipe again in Python."
-            )
+            raise InputError(f"a file names the function {self.name} but never brings code; make the recipe in Python.")
         return self.call(*args, **kwargs)

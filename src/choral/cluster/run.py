@@ -248,9 +248,7 @@ def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
     count = sum(len(field.leaves) for field in fields)
     where = ", ".join(field.storage.where for field in fields)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
-    raise RunError(
-        f"{reason.rstrip('.')}{more}. All that is trained is kept in {where}; the same command continues from there."
-    )
+    raise RunError(f"{reason.rstrip('.')}{more}. What is trained is kept in {where}; the same command continues.")
 
 
 def _write_log(field: Field) -> dict[Place, str]:

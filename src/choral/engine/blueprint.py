@@ -243,9 +243,7 @@ class Blueprint:
         """Return the joint network of another factory than the first."""
         if not 0 < number < len(self._builds):
             kinds = len(self._builds)
-            raise InputError(
-                f"a member is of network {number}, but build makes {kinds} kind(s); give as many, in the same order."
-            )
+            raise InputError(f"a member is of network {number}, but build makes {kinds} kind(s); give as many.")
         build = self._builds[number]
         options: dict[str, Any] = {"device": self.device, "images": self.images, "interface": self.interface}
         return Blueprint(build, self.structure, **options, floats=self._floats).network()

@@ -235,7 +235,7 @@ class MemberStore:
         if header.get("number") != number or (self.run is not None and header.get("run") != self.run):
             said = f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}"
             raise RunError(
-                f"{said}: it was extended or overwritten since; load it again, choral.load('{self.folder.parent}')."
+                f"{said}: extended or overwritten since; load it again, choral.load('{self.folder.parent}')."
             )
         return state_from(tensors, header.get("form"), str(path))
 

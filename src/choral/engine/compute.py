@@ -371,13 +371,9 @@ def check_parts(parts: Parts, structure: Structure, points: int, plan: Phase) ->
         return
     if not structure.by_row:
         kind = type(structure).__name__
-        raise InputError(
-            f"{kind} lays rows of a batch out among its members; train without data_parallel and accumulate."
-        )
+        raise InputError(f"{kind} lays rows out among its members; train without data_parallel and accumulate.")
     for phase in trainings(plan):
         last = points - (batches_in(points, phase.batch_size) - 1) * phase.batch_size if phase.epochs else size
         least = min(phase.batch_size, last)
         if least < size:
-            raise InputError(
-                f"a batch of {least} row(s) cannot be shared by {size} processes; change batch_size or use fewer."
-            )
+            raise InputError(f"a batch of {least} row(s) cannot be shared by {size} processes; change batch_size.")

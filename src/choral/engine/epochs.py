@@ -477,9 +477,7 @@ class Epochs:
         why = {stop["place"]: stop["reason"] for stop in self.run.ledger.stopped}
         # what they were before is no choice
         if branches and all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
-            raise DivergedError(
-                f"all {len(self.branches)} networks that are chosen among diverged; take lower rates (space=)."
-            )
+            raise DivergedError(f"all {len(self.branches)} networks that are chosen among diverged; lower the rates.")
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
         """Raise RunError for a function of the user's that gave NaN; warn, once for each branch, of a score that did."""
@@ -488,9 +486,7 @@ class Epochs:
             raise RunError(f"the validation measure {measure.name!r} gave NaN {where}; let it return a number.")
         if branch.place not in self._unmeasured:
             self._unmeasured.add(branch.place)
-            warn(
-                f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; lower the learning rate."
-            )
+            warn(f"the validation measure {measure.name!r} is NaN {where}; lower the learning rate.")
 
     def _stop(self, epoch: int, reason: str) -> None:
         """Stop, after so many epochs, the branches whose patience is up, or all, since the time or that of the choice is."""

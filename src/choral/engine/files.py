@@ -67,9 +67,7 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
             raise
         _settle(path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise RunError(
-            f"{path} cannot be written ({getattr(error, 'strerror', error)}); give another place."
-        ) from error
+        raise RunError(f"{path} cannot be written ({getattr(error, 'strerror', error)}); give another path.") from error
     return state.hexdigest()
 
 
@@ -198,12 +196,8 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
     from safetensors.torch import load
 
     if is_pickle(data):
-        raise RunError(
-            f"{name} is a pickle, which choral never opens since it can run any code; save with Ensemble.save."
-        )
-    broken = RunError(
-        f"{name} is not a whole choral file: it was cut short, damaged or is of another kind; copy or make it again."
-    )
+        raise RunError(f"{name} is a pickle, which can run any code and is never opened; save with Ensemble.save.")
+    broken = RunError(f"{name} was cut short, damaged or is no file of choral's; copy or make it again.")
     try:
         (size,) = struct.unpack("<Q", data[:8])
         meta = json.loads(data[8 : 8 + size])["__metadata__"]
@@ -214,9 +208,7 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
         raise broken from error
     start = data.find(_MARK, 8, 8 + size) + len(_MARK)
     if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
-        raise RunError(
-            f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy or make it again."
-        )
+        raise RunError(f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy it again.")
     if header.get("format") != FORMAT:
         raise RunError(f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer one.")
     return tensors, header

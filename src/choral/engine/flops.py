@@ -4,7 +4,6 @@ Products of masked weights are left out: a layer that keeps half of its weights 
 gradients. `forecast` walks a plan without its training: what it will cost, and what its operators refuse.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -112,10 +111,12 @@ class Flops:
         }
 
     def _of(self, form: dict[str, Any] | None) -> _Counts:
-        """Run a copy of a network once in evaluation, and once forwards and backwards."""
+        """Run a network once in evaluation, and once forwards and backwards; it is left as it was."""
         if repr(form) in self._known:
             return self._known[repr(form)]
-        network, task = copy.deepcopy(self.task.blueprint.network(form)), self.task
+        network, task = self.task.blueprint.network(form), self.task
+        saved = {n: b.detach().clone() for n, b in network.named_buffers()}
+        mode = network.training
         x, y = self.source.example(max(4, 2 * task.structure.members))  # a batch that splits over members
         x, y = batches.moved(x, task.device), y.to(task.device)
         calls = Calls(network)
@@ -130,6 +131,11 @@ class Flops:
         # how often the operations of a module are done: forwards, and for each gradient that is needed
         learns = {n: any(p.requires_grad for p in m.parameters()) for n, m in network.named_modules()}
         passes = {n: 1 + given + learns[n] for n, given in calls.called.items()}
+        network.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, b in network.named_buffers():
+                b.copy_(saved[name])
+        network.train(mode)
         weights, again = _by_weight(network, train.modules, passes), _by_weight(network, predict.modules, {})
         sizes = {n: sum(p.numel() for p in m.parameters(recurse=False)) for n, m in network.named_modules()}
         self._known[repr(form)] = found = _Counts(

@@ -252,9 +252,7 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
     """Take the members of a shorter plan over into a longer one; return what the plan notes of it."""
     costs, checkpoints = read_costs(folder), Checkpoints(folder / "checkpoints")
     if "kept" in costs:
-        raise RunError(
-            f"{folder} was ended by its time limit; repeat the old call with a larger time_limit or none first."
-        )
+        raise RunError(f"{folder} was ended by its time limit; give a larger time_limit or none first.")
     store = MemberStore(folder / "members", run=run_of(stored))
     late = checkpoints.latest()
     if late is not None and late.whole is not None:

@@ -281,9 +281,7 @@ def inspect_training(
             f"the last {link.lower()} out."
         )
     if attribute:
-        doubts.append(
-            f"{attribute}; members share it and checkpoints do not keep it, so resumed runs may differ: make it a buffer."
-        )
+        doubts.append(f"{attribute}; checkpoints do not keep it, so resumed runs may differ: make it a buffer.")
     return Findings(plain.calls, of_row, remembers, tuple(doubts), trial.lends)
 
 

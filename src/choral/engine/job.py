@@ -241,9 +241,7 @@ def _check_stackable(job: Job, phase: Train) -> None:
     """Raise InputError, before anything is trained, for a network that two branches cannot train stacked."""
     task = job.task
     if task.findings.remembers:
-        raise InputError(
-            f"{_UNSTACKED}: its tensor {task.findings.remembers!r} changes when it is called; make it a buffer."
-        )
+        raise InputError(f"{_UNSTACKED}: its tensor {task.findings.remembers!r} changes in a call; make it a buffer.")
     with Calls(task.blueprint.network()) as running:
         try:
             many = _gradients(StackedTrainer, job, phase, keys=[0, 1])

@@ -311,9 +311,7 @@ class Run:
         branches, begin = found
         stacks = alike(phase, branches)
         if phase.select is not None and self.job.selects and len(stacks) > 1:
-            raise RunError(
-                f"Train chooses among {len(branches)} branches; give them equal shapes and an optimizer of choral.plan."
-            )
+            raise RunError("Train chooses among its branches; give them equal shapes and an optimizer of choral.plan.")
         for number, some in enumerate(stacks):
             before = number * phase.epochs
             if begin - before >= phase.epochs and phase.epochs:

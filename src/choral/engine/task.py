@@ -235,7 +235,7 @@ def make_task(
         network = task.blueprint.network().eval()
         if not any(p.requires_grad for p in network.parameters()):
             raise InputError(
-                "build: no parameter of the network is to be trained (requires_grad=False); leave the last layer free."
+                "build: no parameter of the network is to be trained (all are frozen); free the last layer."
             )
         check_parts(parts, structure, source.drawn(), recipe.plan)
         _check_patterns(recipe, network)

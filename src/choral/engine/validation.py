@@ -86,9 +86,7 @@ def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
 def wants_validation(early_stopping: EarlyStopping | None) -> bool:
     """Return whether early stopping needs held-out points; InputError if it is something else."""
     if not isinstance(early_stopping, EarlyStopping | None):
-        raise InputError(
-            f"early_stopping is {early_stopping!r}; give choral.EarlyStopping(patience=16), or leave it out."
-        )
+        raise InputError(f"early_stopping is {early_stopping!r}; give choral.EarlyStopping(patience=16) or None.")
     return early_stopping is not None and (early_stopping.patience is not None or early_stopping.restore_best)
 
 
@@ -152,7 +150,7 @@ class Validation:
             self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
             warn(
-                f"validation has weights, but the measure {self.measure.name!r} is no mean over points and is taken without them."
+                f"validation has weights; the measure {self.measure.name!r} is no mean over points and is taken without them."
             )
 
     def _try_reading(self) -> None:
