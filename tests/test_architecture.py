@@ -57,7 +57,7 @@ BUDGETS = {
     "metrics": 1181,
     "calibration": 789,
     "predictions": 1521,
-    "objectives": 1957,
+    "objectives": 1882,
     "layers": 3585,
     "compaction": 1413,
     "structures": 1363,
@@ -66,8 +66,8 @@ BUDGETS = {
     "recipes": 2370,
     "data": 1710,
     "tables": 2437,
-    "engine": 5834,
-    "cluster": 1028,
+    "engine": 5400,
+    "cluster": 947,
     "deploy": 1313,  # 575 are the server
     "ensemble": 1339,
     "testing": 339,
@@ -164,7 +164,7 @@ PRIVATE = {
 }
 """Private names of torch that have no public counterpart."""
 
-ISINSTANCE = 10.8
+ISINSTANCE = 10.1
 """Uses of isinstance for each 1,000 lines; the aim is 9. Lower it when some go."""
 
 

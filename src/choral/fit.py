@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import arguments
-from choral.base.arguments import guarded
+from choral.base import values
 from choral.base.errors import InputError, RunError, unknown_argument, warn
 from choral.base.types import Build, Builds
+from choral.base.values import guarded
 from choral.callbacks import watched
 from choral.data.inputs import Transforms
 from choral.engine.checkpoint import MemberStore
-from choral.engine.compute import Compute, OnExisting, Store, is_far, using
+from choral.engine.compute import Compute, OnExisting, Parts, Store, is_far, parts_of, using
 from choral.engine.events import Callback
 from choral.engine.files import sha256
 from choral.engine.folder import claimed, run_of, settle
-from choral.engine.job import Call, Job, call_of, in_agreement
-from choral.engine.parallel import Parts, parts_of
+from choral.engine.job import WIDEST, Call, Job, call_of, in_agreement
 from choral.engine.run import carry_out
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble, said_of
@@ -122,7 +121,7 @@ def check_options(function: str, own: Iterable[str], options: Mapping[str, Any])
     for name in options:
         if name not in known:
             raise InputError(unknown_argument(function, name, known))
-    arguments.check_options(function, fit, {n: v for n, v in options.items() if n not in own})
+    values.check_options(function, fit, {n: v for n, v in options.items() if n not in own})
 
 
 @guarded
@@ -152,11 +151,12 @@ def train(
             train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
         callbacks, progress, on_existing = None, False, "resume"  # all is trained; what follows puts it together
     parts = parts_of(compute)
-    with _opened(run_dir, call, parts) as (folder, storage, cut):
+    with _opened(run_dir, compute, parts) as (folder, storage):
         job = in_agreement(parts, lambda: call.job(parts))  # understands the data and inspects the network
         _LOG.info("task %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
-            plan, width = settle(folder, job, table=table, on_existing=on_existing, cut=cut)
+            stack = None if storage is None else WIDEST
+            plan, width = settle(folder, job, table=table, on_existing=on_existing, stack=stack)
             if lacking := warning(job.recipe.plan, job.source.points):
                 warn(f"{job.recipe.name}: {lacking}.")
             started = limit.started if isinstance(limit, Limit) else now
@@ -164,30 +164,29 @@ def train(
                 using(compute.threads or plan["environment"]["threads"]),
                 watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
             ):
-                if "leaves" in plan:
-                    from choral.cluster.run import carry_out_leaves
+                if "leaves" in plan:  # which other processes may have trained, or be training
+                    from choral.cluster.run import train_here
 
-                    store, costs = carry_out_leaves(
-                        call, job, storage or folder, plan, hear, on_existing=on_existing, started=started
-                    )
-                else:
-                    store, costs = carry_out(job, folder, plan, width, hear, started=started)
+                    train_here(call, job, storage or folder, plan, hear, on_existing)
+                store, costs = carry_out(job, folder, plan, width, hear, started=started)
+                if storage is not None:  # the copies of the files will be gone
+                    store = store.in_memory(costs["networks"])
             return _put_together(call, job, store, costs, folder, plan)
 
 
 @contextmanager
-def _opened(run_dir: Any, call: Call, parts: Parts) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the folder in which a run's files are written; for a URL, also its storage and how a run there is cut into leaves."""
+def _opened(run_dir: Any, compute: Compute, parts: Parts) -> Iterator[tuple[Any, Any]]:
+    """Yield the folder in which a run's files are written and, for a URL, its storage."""
     if not is_far(run_dir):
         # absolute, since callbacks may change the working folder, and members are read later
-        yield None if run_dir is None or not parts.writes else Path(run_dir).absolute(), None, None
+        yield None if run_dir is None or not parts.writes else Path(run_dir).absolute(), None
         return
-    from choral.cluster.run import cut_by, refuse
+    from choral.cluster.run import refuse
     from choral.cluster.storage import opened
 
-    refuse(f"in {run_dir}", time_limit=call.compute.time_limit, data_parallel=call.compute.data_parallel)
+    refuse(f"in {run_dir}", time_limit=compute.time_limit, data_parallel=compute.data_parallel)
     with opened(run_dir) as storage:
-        yield storage.folder, storage, cut_by(call.recipe.plan, None)
+        yield storage.folder, storage
 
 
 def _put_together(
@@ -246,7 +245,7 @@ def load(
 
         with fetched(path) as folder:
             ensemble = load_folder(folder, build, partial=partial, **options)
-            ensemble._keep_in_memory()  # the folder will be gone
+            ensemble._store = ensemble._store.in_memory(ensemble._count)  # the folder will be gone
         return ensemble
     path = Path(str(path)).absolute()  # members are read later, perhaps in another working folder
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search

@@ -16,7 +16,6 @@ import choral
 from choral import recipes
 from choral.base import draws
 from choral.base.errors import InputError
-from choral.engine.trainers import LossScale
 from choral.objectives.likelihoods import Categorical
 from choral.recipes.training import Training
 
@@ -188,45 +187,6 @@ def test_a_killed_process_changes_nothing(tmp_path):
     together(tmp_path / "killed", tmp_path / "second", 60, "packed")
     parts = [sorted((tmp_path / name / "packed" / "members").iterdir()) for name in ("whole", "killed")]
     assert [p.read_bytes() for p in parts[0]] == [p.read_bytes() for p in parts[1]]
-
-
-def test_half_precision_scales_losses_and_leaves_out_steps_that_overflow(tmp_path):
-    x, y = rows(96)
-
-    def trained(precision="fp32", **options):
-        recipe = recipes.single(budget=3, training=training())
-        compute = choral.Compute(checkpoint_seconds=0, precision=precision)
-        return choral.fit(perceptron, (x, y), recipe, progress=False, compute=compute, **options)
-
-    half, whole = trained(precision="fp16"), trained()
-    assert 0 < distance([s.params for s in half.states()], [s.params for s in whole.states()]) < 0.02
-
-    def stop(event):
-        if event["kind"] == "epoch" and event["epoch"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(precision="fp16", run_dir=tmp_path, callbacks=stop)
-    resumed = trained(precision="fp16", run_dir=tmp_path)
-    assert distance([s.params for s in resumed.states()], [s.params for s in half.states()]) == 0
-
-
-def test_a_scale_too_large_is_halved_until_gradients_are_finite():
-    weight = torch.ones(1, requires_grad=True)
-    scale = LossScale({})
-    taken = []
-    for _ in range(4):
-        weight.grad = torch.full((1,), 1e36) * scale.factor  # beyond float32 from a factor of 340 on
-        taken.append(scale.divide([weight]))
-    assert taken == [False] * 4
-    assert scale.factor == 2.0**12
-    again = LossScale(scale.memory())
-    assert again.factor == scale.factor
-    for _ in range(6):
-        weight.grad = torch.full((1,), 1e36) * again.factor
-        taken.append(again.divide([weight]))
-    assert taken[-1]
-    assert float(weight.grad) == pytest.approx(1e36)
 
 
 UNLIKE = Path(__file__).parent / "unlike_run.py"

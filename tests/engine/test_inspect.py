@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import choral
 from choral.base.errors import ConversionError, InputError
-from choral.base.order import Calls, executed
+from choral.base.interface import Calls, executed
 from choral.recipes import deep_ensemble, make
 from choral.recipes.training import Training
 

@@ -155,10 +155,9 @@ def test_a_second_kill_after_a_damaged_checkpoint_loses_nothing_and_the_warning_
     with pytest.raises(Stop):
         fit(build, (X, Y), recipe, **call, callbacks=stopping(15))
     folder = tmp_path / "run" / "checkpoints"
-    newest = max(folder.glob("manifest-*.json"), key=lambda p: int(p.stem.split("-")[1]))
-    for stack in json.loads(newest.read_text())["open"]:
-        flip(folder / stack["file"])
-    shutil.copy(newest, folder / "manifest-7 (conflicted copy).json")
+    newest = max(folder.glob("checkpoint-*"), key=lambda p: int(p.stem.split("-")[1]))
+    flip(newest)
+    shutil.copy(newest, folder / "checkpoint-7 (conflicted copy).safetensors")
     (folder / "notes.safetensors").write_bytes(b"somebody's")
     with pytest.raises(Stop):  # killed again after one epoch, which has a checkpoint of the damaged one's name
         fit(build, (X, Y), recipe, **call, callbacks=stopping(15))
@@ -168,9 +167,12 @@ def test_a_second_kill_after_a_damaged_checkpoint_loses_nothing_and_the_warning_
     assert resumed
     assert resumed[0]["counted"]["epochs"] >= 13
     log = (tmp_path / "run" / "log.jsonl").read_text()
-    assert "is damaged or missing" in log
+    assert "Going back to the checkpoint before" in log
     assert member_bytes(tmp_path / "run") == member_bytes(tmp_path / "whole")
-    assert sorted(p.name for p in folder.iterdir()) == ["manifest-7 (conflicted copy).json", "notes.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "checkpoint-7 (conflicted copy).safetensors",
+        "notes.safetensors",
+    ]
 
 
 def test_what_a_killed_writer_left_aside_is_swept_away(tmp_path):
@@ -234,3 +236,16 @@ def test_members_without_their_plan_and_another_table_are_refused(tmp_path):
             choral.load(tmp_path)
         with pytest.raises(RunError, match=r"plan\.json"):
             train(regression, data, recipe, run_dir=tmp_path, table=table)
+
+
+@pytest.mark.parametrize("how", ["whole", "leaves"])
+def test_costs_are_made_again_from_the_log_with_what_stopped(how, tmp_path):
+    recipe = make("deep_ensemble", budget=16, members=2, training=QUICK)
+    options = {"validation": 0.25, "early_stopping": choral.EarlyStopping(patience=1), "run_dir": tmp_path}
+    if how == "leaves":
+        choral.prepare(build, (X, Y), recipe, **options)
+    before = fit(build, (X, Y), recipe, **options).info
+    assert before["stopped"]
+    (tmp_path / "results.json").unlink()
+    after = fit(build, (X, Y), recipe, **options).info
+    assert {n: v for n, v in after.items() if n != "seconds"} == {n: v for n, v in before.items() if n != "seconds"}

@@ -206,7 +206,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("damage", ["newest file", "newest manifest", "everything"])
+@pytest.mark.parametrize("damage", ["newest", "everything"])
 def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, damage):
     recipe = make("deep_ensemble", budget=8, members=2, training=QUICK)
     whole = fit(build, (X, Y), recipe, compute=Compute(executor="sequential"))
@@ -225,16 +225,9 @@ def test_a_damaged_checkpoint_is_noticed_and_the_last_good_one_used(tmp_path, da
             compute=Compute(executor="sequential", checkpoint_seconds=0),
             callbacks=stop,
         )
-    manifests = sorted((folder / "checkpoints").glob("manifest-*"), key=lambda p: int(p.stem.split("-")[1]))
-    files = {f["file"] for f in json.loads(manifests[-1].read_text())["open"]}
-    older = {f["file"] for f in json.loads(manifests[-2].read_text())["open"]}
-    targets = {
-        "newest file": [folder / "checkpoints" / f for f in files - older],
-        "newest manifest": [manifests[-1]],
-        "everything": [p for p in (folder / "checkpoints").iterdir() if p.suffix == ".safetensors"],
-    }[damage]
-    assert targets
-    for path in targets:
+    files = sorted((folder / "checkpoints").iterdir(), key=lambda p: int(p.stem.split("-")[1]))
+    assert len(files) == 2
+    for path in files[-1:] if damage == "newest" else files:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(bytes(data))

@@ -42,10 +42,11 @@ def mapped(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     >>> mapped(lambda t: t + 1, {"a": torch.zeros(2), "b": (torch.ones(1),)})
     {'a': tensor([1., 1.]), 'b': (tensor([2.]),)}
     """
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, dict):
-        return {name: mapped(function, part) for name, part in batch.items()}
+    match batch:
+        case Tensor():
+            return function(batch)
+        case dict():
+            return {name: mapped(function, part) for name, part in batch.items()}
     return type(batch)(mapped(function, part) for part in batch)
 
 
@@ -115,12 +116,14 @@ def in_words(batch: Batch) -> str:
     >>> in_words({"image": torch.zeros(8, 3, 4, 4), "age": torch.zeros(8, dtype=torch.long)})
     "{'image': (8, 3, 4, 4) float32, 'age': (8,) int64}"
     """
-    if isinstance(batch, Tensor):
-        return f"{tuple(batch.shape)} {_type_name(batch.dtype)}"
-    if isinstance(batch, dict):
-        return "{" + ", ".join(f"{name!r}: {in_words(inner)}" for name, inner in batch.items()) + "}"
-    inside = ", ".join(map(in_words, batch))
-    return f"[{inside}]" if isinstance(batch, list) else f"({inside})"
+    match batch:
+        case Tensor():
+            return f"{tuple(batch.shape)} {_type_name(batch.dtype)}"
+        case dict():
+            return "{" + ", ".join(f"{name!r}: {in_words(inner)}" for name, inner in batch.items()) + "}"
+        case list():
+            return f"[{', '.join(map(in_words, batch))}]"
+    return f"({', '.join(map(in_words, batch))})"
 
 
 def gathered(value: Any, leaf: Callable[[Any, str], Any], name: str = "x") -> Any:
@@ -147,8 +150,7 @@ def check_rows(batch: Batch) -> int:
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} has {count}" for name, count in lengths.items())
         raise InputError(
-            f"the inputs have different numbers of rows: {said}; they must be equally long. A list of arrays is read as that many inputs: stack "
-            "rows into one array."
+            f"the inputs have different numbers of rows: {said}; a list of arrays is read as that many inputs: stack rows into one array."
         )
     return next(iter(lengths.values()))
 
@@ -159,10 +161,11 @@ def described(batch: Batch) -> Any:
     >>> described((torch.zeros(8, 3),))
     {'tuple': [{'shape': [3], 'type': 'float32'}]}
     """
-    if isinstance(batch, Tensor):
-        return {"shape": list(batch.shape[1:]), "type": _type_name(batch.dtype)}
-    if isinstance(batch, dict):
-        return {"dict": {name: described(inner) for name, inner in batch.items()}}
+    match batch:
+        case Tensor():
+            return {"shape": list(batch.shape[1:]), "type": _type_name(batch.dtype)}
+        case dict():
+            return {"dict": {name: described(inner) for name, inner in batch.items()}}
     return {type(batch).__name__: [described(inner) for inner in batch]}
 
 

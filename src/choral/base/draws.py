@@ -33,7 +33,6 @@ _BLOCK = 1 << 15  # numbers hashed at once: they stay in the processor's cache
 
 
 def _signed(value: int) -> int:
-    """Return the int32 with the same 32 bits."""
     return (value + (1 << 31) & 0xFFFFFFFF) - (1 << 31)
 
 
@@ -222,8 +221,7 @@ def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int 
     if n % (blocks * part.rows):
         raise InputError(
             f"the network draws numbers of shape {tuple(shape)} for {part.rows} rows of a batch of {part.of}, and their first axis is "
-            "not the batch, so parts of a batch cannot draw what the whole would; put the batch axis first, or train without "
-            "data_parallel and accumulate."
+            "not the batch; put it first, or train without data_parallel and accumulate."
         )
     each = n // (blocks * part.rows)
     starts = [(block * part.of + part.start) * each for block in range(blocks)]  # counted in the whole batch

@@ -100,26 +100,25 @@ _ARGUMENTS = {
     ("time_limit=60", _COMPUTE): "time_limit timeout",
     ("recipe='packed'", _WRITE): "method methods",
     ("likelihood='categorical' or 'gaussian', where y does not tell", _WRITE): "task",
-    ("validation=0.2, or validation=(x, y) with rows of your own", _WRITE): (
-        "val x_val X_val valid validation_data validation_split val_split validation_fraction eval_set"
-    ),
+    (
+        "validation=0.2, or validation=(x, y)",
+        _WRITE,
+    ): "val x_val X_val validation_data validation_split val_split eval_set",
     ("cv=5", _WRITE): "folds n_folds n_splits kfold",
     ("cv=(5, groups)", _WRITE): "groups",
     ("seed=0", _WRITE): "random_state",
     ("seed=(0, 1, 2)", _WRITE): "seeds n_seeds",
     ("progress=True or progress=False", _WRITE): "verbose verbosity",
-    (
-        "run_dir='runs/first' to keep the run, and ensemble.save(path) afterwards",
-        _WRITE,
-    ): "save save_dir save_path output_dir out log_dir checkpoint_dir",
+    ("run_dir='runs/first', or ensemble.save(path) afterwards", _WRITE): "save save_dir save_path output_dir log_dir",
     ("on_existing='overwrite', which removes a run in run_dir", _WRITE): "overwrite",
     ("on_existing='extend'", _WRITE): "extend",
     ("the same call again with the same run_dir to resume", _WRITE): "resume resume_from",
     ("ensemble.evaluate(x, y) for the scores", _WRITE): "metrics metric_fn",
     ("data=DataLoader(..., num_workers=2)", _WRITE): "num_workers",
-    ("likelihood='categorical' (cross-entropy), 'gaussian', ..., or choral.objectives.Loss(function)", _WRITE): (
-        "loss loss_fn loss_function criterion"
-    ),
+    (
+        "likelihood='categorical', 'gaussian', ..., or choral.objectives.Loss(function)",
+        _WRITE,
+    ): "loss loss_fn criterion",
     ("likelihood=choral.objectives.LearnedGaussian(standardize=False)", _WRITE): "standardize",
 } | {
     (f"{n}=...", _COMPUTE): n

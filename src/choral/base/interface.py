@@ -1,4 +1,4 @@
-"""How a network is called with a batch, and which tensor of what it returns is its output.
+"""How a network is called with a batch, which tensor of what it returns is its output, and which of its layers a pass calls.
 
 A dict of inputs is passed as keywords, a tuple or list as positions. Networks that read one tensor and return (batch, ...) need
 none of this and get no hook. All others carry two hooks, so that whoever calls them - joint networks, mapped calls, operators -
@@ -7,14 +7,18 @@ gives one batch and gets one tensor.
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.parameter import is_lazy as is_unsettled
 
+from choral.base import draws
 from choral.base.batches import Batch, filled, in_order, in_words, leaves, made_up, mapped, named_leaves
 from choral.base.errors import InputError, did_you_mean, first_line
 from choral.base.values import Function, Value
@@ -79,29 +83,23 @@ class Interface(Value):
         if isinstance(batch, Tensor) and not self.spread:
             if batch.dim() and list(batch.shape) == self.reads.get("shape"):
                 raise InputError(
-                    f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows; give x[None] for one row."
+                    f"x has the shape {tuple(batch.shape)} of one row, without the axis over rows: x[None]."
                 )
             self._check_scale(batch)
             return
         wanted = made_up(self.reads, 1)
         if sorted(name for name, _ in named_leaves(wanted)) != sorted(name for name, _ in named_leaves(batch)):
-            raise InputError(
-                f"x is {in_words(batch)}, but the networks were fitted on inputs like {in_words(wanted)}; give those."
-            )
+            raise InputError(f"x is {in_words(batch)}; the networks were fitted on inputs like {in_words(wanted)}.")
 
     def _check_scale(self, batch: Tensor) -> None:
         """Raise InputError for bytes where training saw none, and for what bytes hold where it saw bytes: they are divided by 255."""
         small = batch.dim() < 3 and batch.numel() and self.scale == "unit"
         if batch.dtype == torch.uint8 and (self.scale == "free" or (small and int(batch.max()) <= 1)):
-            raise InputError(
-                "x holds bytes (uint8), which are divided by 255, but the networks were fitted on real numbers that were not; give x as it was "
-                "then, x.astype('float32')."
-            )
+            said = "x holds bytes (uint8), which are divided by 255, but the networks were fitted on other numbers"
+            raise InputError(f"{said}; give x.astype('float32').")
         if self.scale == "bytes" and batch.is_floating_point() and batch.numel() and float(batch.detach().max()) > 2:
-            raise InputError(
-                f"x holds real numbers up to {float(batch.detach().max()):g}, but the networks were fitted on bytes (uint8), which are divided by 255; "
-                "give bytes, or x / 255."
-            )
+            said = f"x holds real numbers up to {float(batch.detach().max()):g}, but the networks were fitted on bytes (uint8)"
+            raise InputError(f"{said}, which are divided by 255; give bytes, or x / 255.")
 
     def in_floats(self, batch: Batch, floats: torch.dtype) -> Batch:
         """Return a batch whose whole numbers are real ones where the network was fitted on such."""
@@ -156,59 +154,46 @@ def pick(found: Any, output: str | int | Function | None) -> Tensor:
     >>> pick({"logits": torch.ones(1), "loss": None}, "logits")
     tensor([1.])
     """
-    chosen = output(found) if isinstance(output, Function) else found if output is None else _entry(found, output)
+    parts = _parts(found)
+    match output:
+        case Function():
+            chosen = output(found)
+        case None:
+            chosen = found
+        case int() if -len(parts) <= output < 0:
+            chosen = parts.get(output + len(found))
+        case _:
+            chosen = parts.get(output)
     if isinstance(chosen, Tensor):
         return chosen
+    names = [name for name in parts if type(name) is str]
     if output is None:
-        names = names_in(found)
         first = repr("logits" if "logits" in names else names[0]) if names else "0"
-        raise InputError(
-            f"the network returns {described(found)}; say which of these is its output: fit(..., output={first}), or "
-            "give a function that picks it."
-        )
-    said = output.name if isinstance(output, Function) else repr(output)
-    raise InputError(
-        f"output={said} picks a {type(chosen).__name__} from what the network returns; it must be a tensor."
-    )
-
-
-def _entry(found: Any, output: str | int) -> Any:
-    parts = _parts(found)
-    key = output + len(found) if output in range(-len(parts), 0) else output  # type: ignore[operator]  # a number, then
-    if key in parts:
-        return parts[key]
-    if isinstance(found, Tensor):
-        raise InputError(f"output={output!r}, but the network returns a tensor; leave output out.")
-    raise InputError(
-        f"output={output!r} is not among what the network returns, {described(found)}.{did_you_mean(str(output), names_in(found))}"
-    )
+        raise InputError(f"the network returns {described(found)}; name its output: fit(..., output={first}).")
+    said, near = getattr(output, "name", repr(output)), did_you_mean(str(output), names)
+    raise InputError(f"output={said} picks no tensor from what the network returns, {described(found)}.{near}")
 
 
 def _parts(found: Any) -> dict[Any, Any]:
     """Return what can be picked from an output, by names and positions."""
-    if isinstance(found, Mapping):
-        return dict(found)
-    if dataclasses.is_dataclass(found):
-        held = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
-        return {name: value for name, value in held.items() if value is not None}
-    return {**dict(zip(getattr(found, "_fields", ()), found)), **dict(enumerate(found))} if _is_row(found) else {}
-
-
-def _is_row(found: Any) -> bool:
-    return isinstance(found, tuple | list)
-
-
-def names_in(found: Any) -> list[str]:
-    """Return the names by which the parts of an output can be picked."""
-    return [name for name in _parts(found) if type(name) is str]
+    match found:
+        case Mapping():
+            return dict(found)
+        case tuple() | list():
+            return {**dict(zip(getattr(found, "_fields", ()), found)), **dict(enumerate(found))}
+    held = (
+        {f.name: getattr(found, f.name) for f in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else {}
+    )
+    return {name: value for name, value in held.items() if value is not None}
 
 
 def described(found: Any) -> str:
     """Return, for people, what a network returned."""
-    names, kind = names_in(found), type(found).__name__
+    parts, kind = _parts(found), f"a {type(found).__name__}"
+    names = [repr(name) for name in parts if type(name) is str]
     if names:
-        return f"a {kind} with {', '.join(map(repr, names))}"
-    return f"a {kind} of {len(found)} parts, 0 to {len(found) - 1}" if _is_row(found) else f"a {kind}"
+        return f"{kind} with {', '.join(names)}"
+    return f"{kind} of {len(parts)} parts, 0 to {len(parts) - 1}" if parts else kind
 
 
 def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -218,12 +203,10 @@ def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _contiguous(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a batch with its axes in memory order."""
     return tuple(mapped(in_order, arg) for arg in args)
 
 
 def _spread(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pass the inputs of a batch as arguments."""
     if len(args) != 1 or isinstance(args[0], Tensor):
         return None
     positions, keywords = _arguments(args[0])
@@ -246,3 +229,166 @@ def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:
 def is_lazy(network: nn.Module) -> bool:
     """Return whether a network has layers whose sizes its first input decides."""
     return any(is_unsettled(t) for t in (*network.parameters(), *network.buffers()))
+
+
+def with_ends(first: tuple[str, ...], last: str) -> AbstractContextManager[None]:
+    """Let conversions take layers for those that read the inputs and give the output, instead of those declared first and last."""
+    return draws.under(ends=(first, last))
+
+
+def first_layers(names: Sequence[str]) -> list[str]:
+    """Return the layers that read the inputs: those that a dry run found, none perhaps, or the one that is declared first."""
+    found = draws.now().ends[0]
+    return [n for n in found if n in names] if found else list(names[:1])
+
+
+def output_last(names: Sequence[str]) -> list[str]:
+    """Return layers in the order of declaration, but the one that gives the output, if it is known, at the end.
+
+    >>> with with_ends((), "head"):
+    ...     output_last(["head", "body", "aside"])
+    ['body', 'aside', 'head']
+    """
+    last = draws.now().ends[1]
+    return [*(n for n in names if n != last), last] if last in names else list(names)
+
+
+class Called(NamedTuple):
+    """A call of a module: whether the output needs it, and whether it reads nothing that layers or bare parameters gave."""
+
+    layer: str
+    needed: bool
+    reads_input: bool
+
+
+class Calls:
+    """Records the calls of a network's modules within its block; `of` judges them by the autograd graph of the output.
+
+    Args:
+        network: any network, in the mode it is to run in.
+        layers: names of the layers whose outputs are no longer inputs. Frozen parameters require gradients within the block then, so that the graph
+            shows their layers too; None keeps no graph.
+
+    Attributes:
+        stack: the modules being run, innermost last; after an error, those it came from.
+        called: the names of all that ran, in the order of their first calls, and whether what they read requires a gradient.
+    """
+
+    def __init__(self, network: nn.Module, layers: Sequence[str] | None = None):
+        self._names = {module: name for name, module in network.named_modules()}
+        self._layers = None if layers is None else [network.get_submodule(name) for name in layers]
+        self._frozen = [] if layers is None else [p for p in network.parameters() if not p.requires_grad]
+        self._made: list[tuple[str, list[Node], list[Node]]] = []  # a module, and the nodes of what it read and gave
+        self.stack: list[nn.Module] = []
+        self.called: dict[str, bool] = {}
+
+    def __enter__(self) -> Self:
+        for p in self._frozen:
+            p.requires_grad_(p.is_floating_point())
+        self._hooks = [m.register_forward_pre_hook(self._enter, with_kwargs=True) for m in self._names]
+        self._hooks += [m.register_forward_hook(self._leave, with_kwargs=True) for m in self._names]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for p in self._frozen:
+            p.requires_grad_(False)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.stack.append(module)
+        given = (*args, *kwargs.values())
+        self.called[self._names[module]] = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
+        self.stack.pop()
+        if self._layers is not None:
+            given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+            self._made.append((self._names[module], list(_nodes(given)), list(_nodes(found))))
+
+    @property
+    def name(self) -> str:
+        """The name of the innermost module being run."""
+        return self._names[self.stack[-1]]
+
+    @property
+    def where(self) -> str:
+        """The innermost module being run, with its kind; nothing if there is none."""
+        return f"{self.name!r} ({type(self.stack[-1]).__name__})" if self.stack else ""
+
+    def of(self, output: Any) -> list[Called]:
+        """Return the calls in their order; where it cannot be told whether the output needs one it is taken to."""
+        layers = self._layers or ()
+        own = {m for m in self._names if m in layers or not type(m).__module__.startswith("torch.")}
+        bare = {id(p) for m in own for p in m.parameters(recurse=m in layers)}
+        changed = _depending(_ancestors(node for _, given, _ in self._made for node in given), bare)
+        needed = _ancestors(_nodes(output)) if isinstance(output, Tensor) and output.requires_grad else None
+        return [
+            Called(name, needed is None or not found or not needed.keys().isdisjoint(found), changed.isdisjoint(given))
+            for name, given, found in self._made
+        ]
+
+
+def executed(network: nn.Module, example: Any) -> list[Called]:
+    """Return the calls of modules in a pass in evaluation mode, in their order; a tuple as example holds several arguments."""
+    with evaluating(network), Calls(network, ()) as calls, torch.enable_grad(), draws.keyed(0):
+        output = network(*(example if isinstance(example, tuple) else (example,)))
+    return calls.of(output)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Run a block with the network in evaluation mode; every module has its own mode again afterwards."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def parameters_of(*outputs: Tensor) -> list[Tensor]:
+    """Return the leaves of the graph that outputs depend on: parameters, and inputs that require a gradient."""
+    leaves = (getattr(node, "variable", None) for node in _ancestors(_nodes(outputs)))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _nodes(value: Any) -> Iterator[Node]:
+    """Yield the nodes of tensors, and of those they are views of: writing into a view gives it another node."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        yield get_gradient_edge(value).node
+        if value._is_view() and value._base is not None and value._base.requires_grad:
+            yield get_gradient_edge(value._base).node
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _nodes(part)
+
+
+def _reached(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+    found = dict.fromkeys(nodes)
+    stack = list(found)
+    while stack:
+        for node in following(stack.pop()):
+            if node not in found:
+                found[node] = None
+                stack.append(node)
+    return found
+
+
+def _before(node: Node) -> list[Node]:
+    return [before for before, _ in node.next_functions if before is not None]
+
+
+def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
+    return _reached(nodes, _before)
+
+
+def _depending(nodes: Collection[Node], leaves: set[int]) -> set[Node]:
+    """Return those of the nodes of a graph that were computed from some of its leaves."""
+    users: dict[Node, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for before in _before(node):
+            users[before].append(node)
+    ours = (node for node in nodes if id(getattr(node, "variable", None)) in leaves)
+    return set(_reached(ours, lambda node: users[node]))

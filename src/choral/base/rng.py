@@ -99,7 +99,6 @@ class _Lent(DispatchMode):
 
 
 def _taking_generator(func: Any) -> Any | None:
-    """Return the overload of an operation that takes a generator, or None."""
     given = [(a.name, str(a.type)) for a in func._schema.arguments if a.name != "generator"]
     for name in func.overloadpacket.overloads():
         other = getattr(func.overloadpacket, name)

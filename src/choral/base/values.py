@@ -1,29 +1,266 @@
-"""Values: frozen, comparable, printable descriptions that turn into plain dicts and back.
+"""Values: frozen, comparable, printable descriptions that turn into plain dicts and back; and checks of arguments by annotation and by name.
 
 Everything a recipe is made of is a frozen dataclass that inherits from `Value`. The name of its class is its kind; only kinds
 defined in Python code can be read back, so a file never decides what code is imported. Functions of the user's are values too, known by
 a portrait, a digest of what they hold and do.
+
+Values are checked by their annotations and limits when they are made. `typed` checks the arguments of a function by their annotations and
+makes tensors of arrays; `guarded` checks plain annotations alone (numbers, words and tuples of them) and puts torch into its plain state,
+since an autocast, no_grad or default device of the caller's would change what is trained. `RULES` holds what an annotation cannot say.
 """
 
 import functools
 import hashlib
 import inspect
+import math
+import os
 import sys
 import sysconfig
 import tokenize
+import types
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from choral.base.arguments import bound, check_types, is_plain
-from choral.base.errors import InputError, did_you_mean
+from choral.base.batches import tensor_of
+from choral.base.errors import InputError, did_you_mean, unknown_argument, wrong_call
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_ARRAYS = (Tensor, np.ndarray, list, tuple, Real, np.generic)
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", types.NoneType: "None"}
+_WORDS |= {Tensor: "a tensor of numbers", nn.Module: "a network", Any: "anything"}
+_GENERIC: dict[Any, Any] = {dict: Mapping, list: Sequence}  # what annotations of built-in containers accept
+
+
+def is_whole(value: Any, least: float = -math.inf) -> bool:
+    """Return whether a value is a whole number, of Python or numpy, and large enough."""
+    return fits(value, int) and bool(value >= least)
+
+
+def is_number(value: Any, least: float = -math.inf) -> bool:
+    """Return whether a value is a finite number that is large enough."""
+    return fits(value, float) and least <= float(value) < math.inf
+
+
+def _is_path(value: Any) -> bool:
+    """Return whether a value is a path, or a choral.Store; "~" would silently become a folder of that name."""
+    return hasattr(value, "url") or (
+        fits(value, str | os.PathLike) and not str(value).startswith(("~/", "~\\")) and bool(str(value))
+    )
+
+
+_COUNT = (lambda value: is_whole(value, 1), "a whole number of 1 or more")
+_EPOCHS = (lambda value: is_whole(value, 0), "a whole number of 0 or more")
+_PATH = (_is_path, "a path, with the home folder written out (Path.home()) where it would begin with ~")
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "path": _PATH,
+    "run_dir": _PATH,
+    "batch_size": _COUNT,
+    "epochs": _EPOCHS,
+    "budget": _EPOCHS,
+    "members": _COUNT,
+    "draws": _COUNT,
+    "stack": _COUNT,
+    "threads": _COUNT,
+    "callbacks": (
+        lambda value: callable(value) or (fits(value, Sequence[Any]) and all(map(callable, value))),
+        "a function of an event, or a list of such functions",
+    ),
+    "compute": (lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute"),
+}
+"""What arguments of these names accept wherever they occur, as a test and in words; None where it is the default."""
+
+
+def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
+    """Let a function answer wrong arguments in one sentence before it begins, and take arrays for tensors; `accepts` says which annotations count."""
+    signature, hints = inspect.signature(function), _annotations(function, accepts)
+    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    arrays = {n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = bound(name, signature, args, kwargs)
+        check(name, given, hints)
+        if not arrays:
+            return function(*args, **kwargs)
+        for n in arrays & given.arguments.keys():
+            if fits(given.arguments[n], Tensor):
+                given.arguments[n] = _tensor(name, n, given.arguments[n])
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def guarded(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function answer wrong numbers and words in one sentence before it begins, and run the same in any surroundings."""
+    checked = typed(function, is_plain)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with plain():
+            return checked(*args, **kwargs)
+
+    return call
+
+
+def check_options(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise InputError for wrong options that one function hands on to another, which takes them by name."""
+    check(where, inspect.signature(function).bind_partial(**options), _annotations(function, is_plain))
+
+
+def _annotations(function: Callable[..., Any], accepts: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the annotations of a function's arguments; those in quotes are not looked up and accept anything."""
+    parameters = inspect.signature(function).parameters.items()
+    return {n: p.annotation for n, p in parameters if p.annotation is not p.empty and accepts(p.annotation)}
+
+
+def offered(names: Iterable[str], held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the functions that a package offers, each answering wrong arguments in a sentence; classes and constants stay."""
+    return {name: typed(held[name]) for name in names if inspect.isfunction(held[name])}
+
+
+def bound(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return arguments by name; InputError if one has another name, or one is missing."""
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [n for n, p in signature.parameters.items() if n != "self" and p.kind not in _OPEN]
+        for unknown in [n for n in kwargs if n not in names]:
+            raise InputError(unknown_argument(name, unknown, names)) from error
+        raise InputError(wrong_call(name, error, names)) from error
+
+
+def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -> None:
+    """Raise InputError for the first argument that its rule or its annotation does not accept."""
+    for name, value in given.arguments.items():
+        parameter = given.signature.parameters[name]
+        if parameter.kind in _OPEN or (value is None and parameter.default is None):
+            continue
+        if name in RULES and not RULES[name][0](value):
+            raise InputError(f"{where}: {name} is {_shown(value)}; give {RULES[name][1]}.")
+        check_types(where, {name: value}, hints)
+
+
+def check_types(
+    where: str, values: Mapping[str, Any], hints: Mapping[str, Any], accepts: Callable[[Any], bool] = lambda hint: True
+) -> None:
+    """Raise InputError for the first value that is not of its annotated type; `accepts` says which annotations count."""
+    for name, value in values.items():
+        if name in hints and accepts(hints[name]) and not fits(value, hints[name]):
+            raise InputError(f"{where}: {name} is {_shown(value)}; give {in_words(hints[name])}.")
+
+
+def _tensor(where: str, name: str, value: Any) -> Tensor:
+    """Return an array as a tensor; InputError if it holds something else than real numbers."""
+    try:
+        found = value if isinstance(value, Tensor) else tensor_of(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{where}: {name} is {_shown(value)}; give a tensor of numbers.") from error
+    if found.is_complex():
+        raise InputError(f"{where}: {name} holds complex numbers; give real ones.")
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def is_plain(hint: Any) -> bool:
+    """Return whether an annotation is of numbers, words and tuples of them alone, which no class makes of something else."""
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        return all(part is Ellipsis or is_plain(part) for part in get_args(hint))
+    return get_origin(hint) is Literal or hint in (int, float, bool, str, types.NoneType)
+
+
+def in_words(hint: Any) -> str:
+    """Return what an annotation accepts, for people.
+
+    >>> in_words(tuple[float, ...] | None), in_words(Literal["a", "b"])
+    ('a tuple, each a number, or None', "'a' or 'b'")
+    """
+    parts, origin = get_args(hint), get_origin(hint)
+    if origin is Literal:
+        return " or ".join(map(repr, parts))
+    if origin in (Union, types.UnionType):
+        return ", or ".join(map(in_words, parts))
+    if origin is tuple:
+        same = list(dict.fromkeys(p for p in parts if p is not Ellipsis))
+        return "a tuple, each " + (in_words(same[0]) if len(same) == 1 else "of " + ", ".join(map(in_words, same)))
+    kind = origin or hint
+    return _WORDS.get(kind, f"a {getattr(kind, '__name__', str(kind))}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of an annotated type: numbers of numpy too, lists for tuples, arrays for tensors; NaN is no number.
+
+    >>> fits((1, 2.0), tuple[float, ...]), fits(("a",), tuple[float, ...]), fits(True, int), fits([1], Tensor)
+    (True, False, False, True)
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return any(value == part and type(value) is type(part) for part in parts)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        wanted = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return len(value) == len(wanted) and all(map(fits, value, wanted))
+    if hint is int or hint is float:  # 2.0 counts nothing: range(2.0) fails; torch holds 64 bits
+        number = isinstance(value, Integral if hint is int else Real) and type(value) is not bool
+        return number and bool(value == value) and (type(value) is not int or abs(value) < 1 << 63)
+    if hint in (Tensor, np.ndarray):
+        return isinstance(value, _ARRAYS) and not isinstance(value, bool)
+    if origin is Callable:
+        return callable(value)
+    if isinstance(origin, type):
+        return isinstance(value, _GENERIC.get(origin, origin)) and not isinstance(value, str)
+    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Put torch into the state it starts with: gradients on, no inference mode, no autocast, new tensors on the CPU."""
+    cpu = torch.device("cpu")
+    around = nullcontext() if torch.empty(0).device == cpu else cpu  # the context looks at every call of torch
+    with torch.inference_mode(False), torch.enable_grad(), full_precision(), around:
+        yield
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """End the caller's autocast within the block."""
+    with ExitStack() as stack:
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps", "xpu")):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
 
 _PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _INSTALLED = (__file__.rpartition("base")[0], "<frozen", *_PACKAGES)
@@ -64,16 +301,46 @@ def _of_python(given: Any) -> Any:
     return {name: _of_python(value) for name, value in given.items()} if type(given) is dict else given
 
 
+class Limit(NamedTuple):
+    """Which numbers are accepted, as a test and in words."""
+
+    accepts: Callable[[float], bool]
+    words: str
+
+
+Limits = Mapping[str, Limit]
+POSITIVE = Limit(lambda given: 0 < given < math.inf, "a finite number above 0")
+NOT_NEGATIVE = Limit(lambda given: 0 <= given < math.inf, "a finite number of 0 or more")
+SHARE = Limit(lambda given: 0 <= given <= 1, "a share from 0 to 1")
+BELOW_ONE = Limit(lambda given: 0 <= given < 1, "a number from 0 to below 1")
+COUNT = Limit(lambda given: given >= 1, "1 or more")
+
+
 class Value(metaclass=_Checked):
-    """Base of frozen dataclasses that can be written as plain dicts."""
+    """Base of frozen dataclasses that can be written as plain dicts; `limits` says which numbers fields accept, in tuples each of them.
+
+    >>> from choral.objectives import L2
+    >>> L2(precision=-1.0)
+    Traceback (most recent call last):
+        ...
+    choral.base.errors.InputError: L2: precision is -1.0; give a finite number of 0 or more.
+    """
+
+    limits: ClassVar[Limits] = {}
+
+    def __post_init__(self) -> None:
+        for name, limit in self.limits.items():
+            given = getattr(self, name, None)
+            numbers = given if isinstance(given, tuple) else () if given is None else (given,)
+            if not all(map(limit.accepts, numbers)):
+                raise InputError(f"{type(self).__name__}: {name} is {given!r}; give {limit.words}.")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         other = _KINDS.get(cls.__name__)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise InputError(
-                f"a value named {cls.__name__!r} is defined in {other.__module__} already, and files name values by their class; "
-                f"give the one in {cls.__module__} another name."
+                f"a value named {cls.__name__!r} is defined in {other.__module__} already; give another name."
             )
         _KINDS[cls.__name__] = cls
         _hints.cache_clear()
@@ -94,10 +361,7 @@ def _encode(item: Any) -> Any:
             return {str(k): _encode(v) for k, v in item.items()}
         case None | str() | int() | float():
             return item
-    raise InputError(
-        f"{item!r} cannot be written into a plan: only numbers, strings, tuples and choral's own values can; "
-        "name layers by patterns instead of functions."
-    )
+    raise InputError(f"{item!r} cannot be written into a plan; give numbers or strings, and name layers by patterns.")
 
 
 def _decode(item: Any) -> Any:
@@ -121,7 +385,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(
-            f"kind {kind!r} is not known; known kinds: {', '.join(sorted(_KINDS))}.{did_you_mean(str(kind), _KINDS)}"
+            f"kind {kind!r} is not known; {', '.join(sorted(_KINDS))} are.{did_you_mean(str(kind), _KINDS)}"
         )
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     check_types(kind, given, _hints(kind))
@@ -331,8 +595,5 @@ class Function(Value):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         if self.call is None:
-            raise InputError(
-                f"a file names the function {self.name} but never brings code; make the recipe again in Python, with the "
-                "function in it."
-            )
+            raise InputError(f"a file names the function {self.name} but never brings code; make the recipe in Python.")
         return self.call(*args, **kwargs)

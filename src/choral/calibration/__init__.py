@@ -3,7 +3,7 @@
 Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON next to the ensemble.
 """
 
-from choral.base.arguments import offered
+from choral.base.values import offered
 from choral.calibration.conformal import (
     ConformalLabels,
     ConformalQuantile,

@@ -98,7 +98,7 @@ class Running:
     seed: Annotated[int, _of_run(help="Seed of all random draws.")] = 0
     executor: Annotated[str, _of_run(help="auto, sequential or vectorized.")] = "auto"
     device: Annotated[str, _of_run(help="auto (CUDA, MPS or the CPU), cpu, cuda, cuda:1, mps.")] = "auto"
-    precision: Annotated[str, _of_run(help="fp32, or bf16 or fp16 by autocast.")] = "fp32"
+    precision: Annotated[str, _of_run(help="fp32, or bf16 by autocast.")] = "fp32"
     overwrite: Annotated[bool, _of_run("--overwrite", help="Start again if the folder contains another run.")] = False
     json: Json = False
     quiet: Quiet = False

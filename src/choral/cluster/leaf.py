@@ -216,7 +216,5 @@ def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
         raise RunError(f"it continues from leaf '{leaf.after}', which is not trained yet; run that one first.")
     data = read_whole(field.storage, _state(before), manifest.state or "")
     if data is None:
-        raise RunError(
-            f"{field.storage.where}/{_state(before)} is missing or damaged; run the leaf '{leaf.after}' again."
-        )
-    return unpack_branches(data, _state(before), before.branches), manifest.failed
+        raise RunError(f"{field.storage.where}/{_state(before)} is missing or damaged; run leaf '{leaf.after}' again.")
+    return unpack_branches(data, _state(before))[0], manifest.failed

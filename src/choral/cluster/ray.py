@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from choral.base.errors import ChoralError, RunError, first_line, needed, warn
+from choral.base.values import NOT_NEGATIVE, POSITIVE, Limits, Value
 from choral.cluster.leaf import Field, admitted, key_of, leaves_of, train_leaf
 from choral.cluster.storage import storage_of
 from choral.engine.events import events_in
 from choral.engine.folder import read_plan
 from choral.engine.run import Leaf
-from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
 
 _PAUSE = 0.5  # seconds between two looks at what is done
 _SHARE = 20  # listening takes one part in so many of the time, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ray(Limited):
+class Ray(Value):
     """A Ray cluster that trains the leaves of a run.
 
     Args:
@@ -138,7 +138,6 @@ class RayWorkers:
         }
 
     def _reason(self, ref: Any, leaf: Leaf) -> str:
-        """Return why a task failed, nothing if it did not."""
         try:
             self.ray.get(ref)
         except self.ray.exceptions.RayTaskError as error:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from choral.base.arguments import guarded
 from choral.base.errors import ChoralError, DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
+from choral.base.values import guarded
 from choral.callbacks import one_of
 from choral.cluster.leaf import (
     Field,
-    Manifest,
     admitted,
     leaves_of,
     read_manifest,
@@ -27,15 +26,14 @@ from choral.cluster.leaf import (
 )
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
-from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import OnExisting, Store, is_far
 from choral.engine.events import Callback, Log, events_in
-from choral.engine.files import write_bytes, write_json
+from choral.engine.files import write_bytes
 from choral.engine.folder import claimed, read_plan, settle
 from choral.engine.job import WIDEST, Call, Job, call_of
-from choral.engine.run import Leaf, Run, costs_of, kept_costs
+from choral.engine.run import Leaf, refuse_lost
 from choral.plan.phases import Fork, Phase
-from choral.plan.walk import Visitor, walk
+from choral.plan.walk import Place, Visitor, collected, walk
 from choral.recipes.recipe import Recipe
 
 Asked = tuple[Call, Any, Callback | None, OnExisting]
@@ -57,27 +55,16 @@ def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> C
     return call
 
 
-def cut_by(plan: Phase, stack: int | None, slots: int | None = None) -> Callable[[int], int]:
-    """Return what says how many branches a leaf stacks: `stack`, or all that fit into memory, or the largest fork's shared among `slots`."""
+def shared_among(slots: int, plan: Phase) -> int:
+    """Return how many branches of a plan's largest fork one of several workers trains."""
     forks = [1]
     walk(plan, None, Visitor(enter=lambda phase, _: forks.append(phase.branches if isinstance(phase, Fork) else 1)))
-
-    shared = -(-max(forks) // slots) if slots else WIDEST
-    return lambda width: min(width, stack or shared)
+    return -(-max(forks) // slots)
 
 
-def settle_leaves(
-    call: Call,
-    job: Job,
-    folder: Path,
-    *,
-    stack: int | None,
-    slots: int | None = None,
-    on_existing: OnExisting = "resume",
-) -> dict[str, Any]:
+def settle_leaves(call: Call, job: Job, folder: Path, *, stack: int, on_existing: OnExisting) -> dict[str, Any]:
     """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
-    cut = cut_by(call.recipe.plan, stack, slots)
-    plan, _ = settle(folder, job, table=call.table, on_existing=on_existing, cut=cut)
+    plan, _ = settle(folder, job, table=call.table, on_existing=on_existing, stack=stack)
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
             f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
@@ -111,7 +98,7 @@ def prepare(
     with opened(run_dir) as storage:
         job = call.job()
         with claimed(storage.folder):
-            plan = settle_leaves(call, job, storage.folder, stack=stack, on_existing=on_existing)
+            plan = settle_leaves(call, job, storage.folder, stack=stack or WIDEST, on_existing=on_existing)
             if "leaves" not in plan:
                 raise RunError(
                     f"{storage.where} holds this run already, trained as a whole: choral.load gives it; use another run_dir (--out), or "
@@ -132,7 +119,6 @@ def leaves(run_dir: str | Path | Store) -> list[dict[str, Any]]:
 
 
 def _states(storage: Storage, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return where every leaf stands."""
     found = [(leaf, read_manifest(storage, plan, leaf)) for leaf in leaves_of(plan)]
     done = {leaf.path for leaf, manifest in found if manifest is not None}
     rows = []
@@ -142,7 +128,7 @@ def _states(storage: Storage, plan: dict[str, Any]) -> list[dict[str, Any]]:
         elif leaf.after is not None and leaf.after not in done:
             state = "waiting"
         else:
-            state = "begun" if any("/manifest-" in name for name in storage.names(leaf.folder)) else "ready"
+            state = "begun" if any("/checkpoint-" in name for name in storage.names(leaf.folder)) else "ready"
         about = {"members": list(leaf.members), "after": leaf.after, "epochs": leaf.epochs}
         rows.append({"path": leaf.path, "state": state, "networks": len(leaf.branches), **about})
     return rows
@@ -192,25 +178,22 @@ def _planned(storage: Storage) -> dict[str, Any]:
     return plan
 
 
-def carry_out_leaves(
+def train_here(
     call: Call,
     job: Job,
     where: Storage | Path,
     plan: dict[str, Any],
     listener: Callback | None,
-    *,
     on_existing: OnExisting,
-    started: float,
-) -> tuple[MemberStore, dict[str, Any]]:
-    """Train what is not yet trained of a run in leaves, one leaf after the other; return its members and what it cost."""
+) -> None:
+    """Train what is not yet trained of a run in leaves, one leaf after the other, and write its log as that of one process."""
     storage = where if isinstance(where, Storage) else Storage(where)
     if on_existing == "extend" or job.task.parts.size > 1:
         what = "extended" if on_existing == "extend" else "trained by processes that share batches (data_parallel)"
         raise RunError(f"{storage.where} is a run in leaves, which cannot be {what}; use another run_dir.")
     publish(storage, overwrite=on_existing == "overwrite")
-    field = Field(storage, None, plan, call, job)
     with closing(Log(storage.folder / "log.jsonl", listener)) as log:
-        field = _waiting(field, log)
+        field = _waiting(Field(storage, None, plan, call, job), log)
         failed: dict[str, str] = {}
         for leaf in field.waiting:
             if leaf.after in failed:
@@ -221,7 +204,9 @@ def carry_out_leaves(
             except ChoralError as error:
                 failed[leaf.path] = str(error)
         _refuse([field], failed)
-    return _conclude(field, started=started)
+    lost = _write_log(field)
+    if lost:
+        refuse_lost(lost, field.store, len(collected(job.recipe.plan)))
 
 
 def _waiting(field: Field, log: Log) -> Field:
@@ -263,44 +248,16 @@ def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
     count = sum(len(field.leaves) for field in fields)
     where = ", ".join(field.storage.where for field in fields)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
-    raise RunError(
-        f"{reason.rstrip('.')}{more}. All that is trained is kept in {where}; the same command continues from there."
-    )
+    raise RunError(f"{reason.rstrip('.')}{more}. What is trained is kept in {where}; the same command continues.")
 
 
-def _conclude(field: Field, *, started: float) -> tuple[MemberStore, dict[str, Any]]:
-    """Put a run together: return its members and what it cost, and write its log in plan order."""
-    storage, manifests = field.storage, dict[str, Manifest]()
+def _write_log(field: Field) -> dict[Place, str]:
+    """Write log.jsonl: the events of all leaves in plan order, each with what was counted up to it. Return the branches that diverged."""
+    storage, lines, before, lost = field.storage, list[str](), dict[str, float](), dict[Place, str]()
     for path, leaf in field.leaves.items():
-        found = read_manifest(storage, field.plan, leaf)
-        if found is None:
+        manifest, name = read_manifest(storage, field.plan, leaf), f"{leaf.folder}/log.jsonl"
+        if manifest is None:
             raise RunError(f"{storage.where}: the manifest of leaf '{path}' is gone; run the same command again.")
-        manifests[path] = found
-    store = field.store
-    if storage.is_far:  # members outlive the copies of their files
-        store = MemberStore(run=field.store.run)
-        for number in (n for leaf in field.leaves.values() for n in leaf.members):
-            if field.store.path(number).exists():
-                store.put(number, field.store.get(number))
-    run = Run(job=field.job, leaves=(), store=store, checkpoints=None, log=Log())
-    for manifest in manifests.values():
-        run.ledger.failed |= manifest.failed
-        run.ledger.stopped += manifest.stopped
-    _write_log(field, manifests)
-    run.refuse_lost()
-    run.ledger.counted = total(m.counted for m in manifests.values())
-    costs = kept_costs(storage.folder, Log())
-    if not costs:
-        costs = costs_of(run, started)
-        write_json(storage.folder / "results.json", costs, within=storage.folder)
-    return store, costs
-
-
-def _write_log(field: Field, manifests: dict[str, Manifest]) -> None:
-    """Write log.jsonl: the events of all leaves in plan order, each with what was counted up to it."""
-    storage, lines, before = field.storage, list[str](), dict[str, float]()
-    for path, manifest in manifests.items():
-        name = f"{field.leaves[path].folder}/log.jsonl"
         storage.pull(name)
         log = storage.folder / name
         for event in events_in(log.read_bytes() if log.exists() else b""):
@@ -308,9 +265,11 @@ def _write_log(field: Field, manifests: dict[str, Manifest]) -> None:
                 event["counted"] = total([before, event["counted"]])
             lines.append(json.dumps(event | {"leaf": path}))
         before = total([before, manifest.counted])
+        lost |= manifest.failed
     text, held = "".join(f"{line}\n" for line in lines).encode(), storage.folder / "log.jsonl"
     if not held.exists() or held.read_bytes() != text:
         write_bytes(held, text, within=storage.folder)
+    return lost
 
 
 @contextlib.contextmanager
@@ -338,19 +297,20 @@ def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
 
 def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
     """Train the leaves of runs side by side on a cluster; RunError names those that could not be."""
-    with contextlib.ExitStack() as stack:
-        workers = stack.enter_context(cluster.connected())
+    with contextlib.ExitStack() as opening:
+        workers = opening.enter_context(cluster.connected())
         fields: list[Field] = []
         for call, run_dir, listener, on_existing in asked:
             if call.compute.threads is None:
                 call = replace(call, compute=replace(call.compute, threads=max(1, int(cluster.cpus))))
-            storage = stack.enter_context(opened(run_dir))
-            stack.enter_context(claimed(storage.folder))  # until all are trained
+            storage = opening.enter_context(opened(run_dir))
+            opening.enter_context(claimed(storage.folder))  # until all are trained
             job = call.job()
-            plan = settle_leaves(call, job, storage.folder, stack=None, slots=workers.slots, on_existing=on_existing)
+            stack = shared_among(workers.slots, call.recipe.plan)
+            plan = settle_leaves(call, job, storage.folder, stack=stack, on_existing=on_existing)
             publish(storage, overwrite=on_existing == "overwrite")
             if "leaves" in plan:  # else one process has trained it
-                log = stack.enter_context(closing(Log(storage.folder / "log.jsonl", listener)))
+                log = opening.enter_context(closing(Log(storage.folder / "log.jsonl", listener)))
                 run_dir = run_dir if is_far(run_dir) else Path(run_dir).resolve()
                 fields.append(_waiting(Field(storage, run_dir, plan, call, job), log))
         _refuse(fields, workers.train(fields))

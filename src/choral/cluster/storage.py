@@ -156,7 +156,6 @@ class RemoteStorage(Storage):
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return the time at which a file was last written, and its size."""
     about = path.stat()
     return about.st_mtime_ns, about.st_size
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from choral.base.order import evaluating
+from choral.base.interface import evaluating
 from choral.compaction.form import Form, shrink
 from choral.compaction.solve import Example, Kept, Solution, Untraceable, checked, masked, run, runs, solve, traced
 from choral.compaction.tracer import tensors_in

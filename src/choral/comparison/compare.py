@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from choral import __version__
-from choral.base.arguments import guarded, is_whole
 from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
+from choral.base.values import guarded, is_whole
 from choral.callbacks import Bars, one_of
 from choral.comparison.comparison import DIVERGED, Comparison, over_seeds, verdict
 from choral.comparison.evaluation import Trial, judged, make_trial, row_of

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from choral.base import arguments
 from choral.base.errors import InputError
 from choral.base.text import grows, html_table, number, text_table
+from choral.base.values import fits
 from choral.engine.files import write_bytes
 
 MEASURES = {
@@ -86,7 +86,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     >>> is_number(0.5), is_number(True), is_number(float("nan")), is_number("0.5"), is_number(10**400)
     (True, False, False, False, False)
     """
-    return arguments.is_number(value) and abs(value) < 1e300  # NaN is not below
+    return fits(value, float) and abs(value) < 1e300  # NaN is not below
 
 
 def findings(by_seed: BySeed, *, baseline: str) -> list[str]:

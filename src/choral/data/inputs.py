@@ -17,11 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from choral.base import devices, draws
-from choral.base.arguments import fits
 from choral.base.batches import Batch, in_words
 from choral.base.errors import InputError, did_you_mean
-from choral.base.values import Value
-from choral.objectives.limits import POSITIVE, Limited, Limits
+from choral.base.values import POSITIVE, Limits, Value, fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +183,7 @@ _MOVES = (("turn", math.pi / 6), ("shear x", 0.3), ("shear y", 0.3), ("shift x",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixing(Limited, Transform, ABC):
+class Mixing(Transform, ABC):
     """An augmentation that mixes each row with another, its partner; the loss is mixed in the same shares.
 
     It is applied after all other transforms of training, one of them at most, and not where members read batches of their own.

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from choral.base.arguments import guarded
 from choral.base.errors import InputError
 from choral.base.types import Build
+from choral.base.values import guarded
 from choral.data.datasets import inputs_in, is_dataset
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train

@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from choral.base.arguments import guarded
 from choral.base.errors import InputError, needed
 from choral.base.types import Builds
+from choral.base.values import guarded
 from choral.deploy.export import describe, table_of
 from choral.engine.files import write_bytes
 from choral.ensemble.ensemble import Ensemble, described, facts

@@ -17,8 +17,7 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.errors import InputError
-from choral.base.interface import Interface, is_lazy
-from choral.base.order import evaluating, with_ends
+from choral.base.interface import Interface, evaluating, is_lazy, with_ends
 from choral.base.types import Build, Builds, Params
 from choral.engine.identity import fingerprint
 from choral.layers.attention import as_linear
@@ -61,9 +60,8 @@ def _refuse_uncopied(network: nn.Module) -> None:
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
     watched = next((n for n, p in network.named_parameters() if any(getattr(p, kind, None) for kind in kinds)), None)
     if watched is not None:
-        raise InputError(
-            f"build: parameter {watched!r} has a hook on its gradient (register_hook), which copies do not keep; let forward do what it does."
-        )
+        said = f"build: parameter {watched!r} has a hook on its gradient (register_hook), which copies do not keep"
+        raise InputError(f"{said}; let forward do what it does.")
 
 
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
@@ -149,9 +147,7 @@ class Blueprint:
         """Return the network with its lazy layers settled, by a pass over zeros of the shapes it reads."""
         if is_lazy(network):
             if self.interface.reads is None:
-                raise InputError(
-                    "the network has lazy layers, whose sizes its first input decides; give data too, or layers with sizes."
-                )
+                raise InputError("the network has lazy layers, whose sizes its first input decides; give data too.")
             called_once(network, self.interface, batches.made_up(self.interface.reads, 2))
         return network
 
@@ -246,9 +242,8 @@ class Blueprint:
     def _other(self, number: int) -> nn.Module:
         """Return the joint network of another factory than the first."""
         if not 0 < number < len(self._builds):
-            raise InputError(
-                f"a member is of network {number}, but build makes {len(self._builds)} kind(s); give as many factories, in the same order."
-            )
+            kinds = len(self._builds)
+            raise InputError(f"a member is of network {number}, but build makes {kinds} kind(s); give as many.")
         build = self._builds[number]
         options: dict[str, Any] = {"device": self.device, "images": self.images, "interface": self.interface}
         return Blueprint(build, self.structure, **options, floats=self._floats).network()

@@ -1,8 +1,7 @@
 """What a run keeps: checkpoints, from which the same call continues, and members, in files or in memory.
 
-A checkpoint is a manifest: how many phases of the plan are done, how many epochs of the running one, and the files of all open
-stacks (the running one and the fork parents above it) with their checksums. A file is written again only if its stack changed. The two
-newest manifests are kept; if one is damaged, the one before is used.
+A checkpoint is one file: where the run stands, and the states of all open stacks (the running one and the fork parents above it). The two
+newest are kept; if one is damaged, the one before is used.
 """
 
 import re
@@ -18,12 +17,8 @@ from choral.engine.files import (
     Part,
     pack_parts,
     pack_tensors,
-    read_checked,
-    read_json,
-    sha256,
     unpack_tensors,
     write_bytes,
-    write_json,
 )
 from choral.plan.early_stopping import SHARE
 from choral.plan.sparse import MASK
@@ -74,17 +69,10 @@ class Branch:
 
 @dataclass
 class Stack:
-    """Branches that are trained together, and the places of those they continue from; `version` is the (position, epoch) of the last change."""
+    """Branches that are trained together, and the places of those they continue from."""
 
     branches: list[Branch]
     origins: Sequence[Place]
-    version: tuple[int, int] = (-1, 0)
-
-    @property
-    def name(self) -> str:
-        """A file name for this stack, from the places of its branches."""
-        text = repr([branch.place.words for branch in self.branches])
-        return f"{sha256(text.encode())[:12]}-{self.version[0]}-{self.version[1]}"
 
 
 @dataclass
@@ -101,21 +89,23 @@ class Snapshot:
     open: dict[Place, Branch] = field(default_factory=dict)
 
 
-def pack_branches(branches: Sequence[Branch]) -> list[Part]:
-    """Return the file of a stack: the states of its branches, then the best and the chosen ones of those that are validated."""
+def pack_branches(branches: Sequence[Branch], **about: Any) -> list[Part]:
+    """Return the file of some branches: their states, then the best and the chosen ones of those that are validated, and what else is to be kept."""
     states = [b.state for b in branches] + [b.watch.state for b in branches] + [b.watch.held for b in branches]
     tensors = {f"{i}/{n}": t for i, s in enumerate(states) if s is not None for n, t in s.flat().items()}
     header = {
+        "places": [branch.place.to_list() for branch in branches],
         "forms": [None if s is None else s.form for s in states],
         "empty": [s is None for s in states],
         "new": [branch.is_new for branch in branches],
         "watches": [branch.watch.to_dict() for branch in branches],
+        "about": about,
     }
     return pack_parts(tensors, header)
 
 
-def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Branch]:
-    """Return the branches of such a file, which stand at these places."""
+def unpack_branches(data: bytes, name: str) -> tuple[list[Branch], dict[str, Any]]:
+    """Return the branches of such a file, and what else it keeps."""
     tensors, header = unpack_tensors(data, name)
     parts: list[dict[str, Any]] = [{} for _ in header["empty"]]
     for full, tensor in tensors.items():
@@ -125,9 +115,10 @@ def unpack_branches(data: bytes, name: str, places: Sequence[Place]) -> list[Bra
         None if empty else State.from_flat(part, form)
         for part, form, empty in zip(parts, header["forms"], header["empty"])
     ]
+    places = [Place.from_list(place) for place in header["places"]]
     best, held = states[len(places) : 2 * len(places)], states[2 * len(places) :]
     watches = [Watch(**about, state=a, held=b) for about, a, b in zip(header["watches"], best, held)]
-    return [Branch(*parts) for parts in zip(places, states, header["new"], watches)]
+    return [Branch(*parts) for parts in zip(places, states, header["new"], watches)], header["about"]
 
 
 def failed_list(failed: dict[Place, str]) -> list[dict[str, Any]]:
@@ -140,98 +131,66 @@ def failed_from(content: Iterable[dict[str, Any]]) -> dict[Place, str]:
     return {Place.from_list(one["place"]): one["message"] for one in content}
 
 
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)\.safetensors")
+
+
 @dataclass
 class Checkpoints:
-    """The checkpoint folder of a run. Only files that this process wrote or read whole are trusted, never one because of its name."""
+    """The checkpoint folder of a run."""
 
     folder: Path
     changed: Callable[[], None] | None = None  # called after every change
     messages: list[str] = field(default_factory=list)
-    _trusted: dict[str, dict[str, str]] = field(default_factory=dict)  # manifests, oldest first: files and checksums
+    _kept: list[Path] = field(default_factory=list)  # written, or read whole, by this process
 
-    def _manifests(self) -> dict[int, Path]:
-        """Return our own manifests by number, oldest first; other names (copies a sync service made) are nobody's."""
-        found = {
-            int(p.stem.split("-")[1]): p for p in self.folder.glob("manifest-*.json") if _MANIFEST.fullmatch(p.name)
-        }
+    def _files(self) -> dict[int, Path]:
+        """Return our own files by number, oldest first; other names (copies a sync service made) are nobody's."""
+        found = {int(m[1]): p for p in self.folder.glob("*") if (m := _CHECKPOINT.fullmatch(p.name))}
         return dict(sorted(found.items()))
 
     def __bool__(self) -> bool:
-        return bool(self._manifests())
+        return bool(self._files())
 
     def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
-        """Write the stacks that changed and a new manifest; forget all but the two newest."""
-        whole = {file: digest for files in self._trusted.values() for file, digest in files.items()}
-        places, files = {}, dict[str, str]()
-        for stack in open_stacks:
-            file = f"{stack.name}.safetensors"
-            places[file] = [branch.place.to_list() for branch in stack.branches]
-            path, within = self.folder / file, self.folder.parent
-            files[file] = whole.get(file) or write_bytes(path, pack_branches(stack.branches), within=within)
-        entries = [{"file": file, "sha256": digest, "places": places[file]} for file, digest in files.items()]
-        name = f"manifest-{max(self._manifests(), default=-1) + 1}.json"
-        content = vars(now) | {"open": entries, "failed": failed_list(now.failed)}
-        write_json(self.folder / name, content, within=self.folder.parent)
-        self._trusted = dict([*self._trusted.items()][-1:]) | {name: files}
+        """Write a checkpoint; forget all but the two newest."""
+        branches = [branch for stack in open_stacks for branch in stack.branches]
+        about = vars(now) | {"failed": failed_list(now.failed), "open": {}}
+        path = self.folder / f"checkpoint-{max(self._files(), default=-1) + 1}.safetensors"
+        write_bytes(path, pack_branches(branches, **about), within=self.folder.parent)
+        self._kept = [*self._kept[-1:], path]
         self._forget_others()
 
     def _forget_others(self) -> None:
-        """Remove all but the trusted manifests, then all but their files."""
-        kept = {*self._trusted, *(file for files in self._trusted.values() for file in files)}
-        for path in sorted(self.folder.iterdir(), key=lambda path: path.suffix):
-            ours = _MANIFEST.fullmatch(path.name) or _STACK.fullmatch(path.name)
-            if ours and path.name not in kept:
+        for path in self._files().values():
+            if path not in self._kept:
                 path.unlink(missing_ok=True)
         if self.changed is not None:
             self.changed()
 
     def clear(self) -> None:
         """Remove all checkpoints: the run is complete."""
-        self._trusted = {}
-        if self.folder.exists():
-            self._forget_others()
+        self._kept = []
+        self._forget_others()
 
     def latest(self) -> Snapshot | None:
-        """Return the newest checkpoint whose files are all whole; says what was damaged."""
-        paths = list(self._manifests().values())
-        for path in reversed(paths):
-            content = _manifest(path)
-            if not content:
-                self.messages.append(f"checkpoint {path.name} is damaged; going back to the one before")
+        """Return the newest checkpoint that is whole; says what was damaged."""
+        files = list(self._files().values())
+        for path in reversed(files):
+            try:
+                branches, about = unpack_branches(path.read_bytes(), path.name)
+            except RunError as error:
+                self.messages.append(f"{error} Going back to the checkpoint before.")
                 continue
-            branches: list[Branch] = []
-            for entry in content["open"]:
-                data = read_checked(self.folder / entry["file"], entry["sha256"])
-                if data is None:
-                    self.messages.append(
-                        f"checkpoint file {entry['file']} is damaged or missing; going back to the checkpoint before"
-                    )
-                    break
-                branches += unpack_branches(data, entry["file"], [Place.from_list(place) for place in entry["places"]])
-            else:
-                self._trusted = {path.name: {entry["file"]: entry["sha256"] for entry in content["open"]}}
-                read = {"failed": failed_from(content["failed"]), "open": {branch.place: branch for branch in branches}}
-                return Snapshot(**content | read)
-        if paths:
+            self._kept = [path]
+            read = {"failed": failed_from(about["failed"]), "open": {branch.place: branch for branch in branches}}
+            return Snapshot(**about | read)
+        if files:
             self.messages.append("no whole checkpoint is left; starting from the beginning")
         return None
 
 
-_MANIFEST = re.compile(r"manifest-\d+\.json")
-_STACK = re.compile(r"[0-9a-f]{12}-(-?\d+)-\d+\.safetensors")
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    """Return a manifest's content, or an empty dict if it is damaged."""
-    try:
-        content = read_json(path) or {}
-    except RunError:
-        return {}
-    return content if all(_STACK.fullmatch(f["file"]) for f in content.get("open", ())) else {}
-
-
 _NAME = re.compile(r"\d{5,}\.safetensors")
-_ADVICE = "run the same command again to train it anew"
+_ADVICE = "load the folder again, or run the same command again to train it anew"
 
 
 class MemberStore:
@@ -271,14 +230,12 @@ class MemberStore:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise RunError(
-                f"{path} cannot be read ({error.strerror}); load the folder again, choral.load('{self.folder.parent}'), or {_ADVICE}."
-            ) from error
+            raise RunError(f"{path} cannot be read ({error.strerror}); {_ADVICE}.") from error
         tensors, header = unpack_tensors(data, str(path))
         if header.get("number") != number or (self.run is not None and header.get("run") != self.run):
+            said = f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}"
             raise RunError(
-                f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}: the folder "
-                f"was extended or overwritten since, or the file was copied. Load it again, choral.load('{self.folder.parent}'), or {_ADVICE}."
+                f"{said}: extended or overwritten since; load it again, choral.load('{self.folder.parent}')."
             )
         return state_from(tensors, header.get("form"), str(path))
 
@@ -291,6 +248,13 @@ class MemberStore:
         which = list(numbers) if self.numbers is None else [self.numbers[i] for i in numbers]
         twin = MemberStore(self.folder, run=self.run, numbers=which)
         twin._held = self._held
+        return twin
+
+    def in_memory(self, count: int) -> "MemberStore":
+        """Return a store of the first members that needs no files."""
+        twin = MemberStore(run=self.run)
+        for number in range(count):
+            twin.put(number, self.get(number))
         return twin
 
     def missing(self, count: int) -> list[int]:
@@ -352,9 +316,7 @@ def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     for full, tensor in tensors.items():
         part, _, name = full.partition("/")
         if part not in parts:
-            raise RunError(
-                f"{where} holds a tensor {full!r}; members have buffers/, params/, packed/ and share/: copy it again."
-            )
+            raise RunError(f"{where} holds a tensor {full!r}, which no member has; copy it again.")
         parts[part][name] = tensor
     values, mask = unpack(parts["packed"])
     slots = ({MASK: mask} if mask else {}) | ({SHARE: parts["share"]} if parts["share"] else {})

@@ -7,6 +7,7 @@ A group: branches of equal shapes that take their training steps together. Opera
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch, moved
 from choral.base.draws import Part
 from choral.base.errors import DivergedError, PlanError, RunError, explained, warn
-from choral.base.order import Called, executed
+from choral.base.interface import Called, executed
 from choral.base.types import Params
 from choral.data.sources import Source
 from choral.data.splitting import partition
@@ -28,7 +29,7 @@ from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, sharing_o
 from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
-from choral.plan.phases import Every, Operator, Starter, Train
+from choral.plan.phases import Every, Phase, Train
 from choral.plan.state import Role, State
 from choral.plan.variants import Variant
 from choral.plan.walk import Place
@@ -101,19 +102,14 @@ def picked(shift: Tensor, order: Tensor, start: int, y: Tensor) -> Tensor:
 _BATCH = 256
 
 
-def acted(phase: Starter | Operator, state: State | None, context: "BranchContext") -> State:
-    """Return what a starter makes, or an operator of a state; draws from a global generator are refused: a resumed run would make other ones."""
+@contextmanager
+def own_draws(phase: Phase) -> Iterator[None]:
+    """Refuse draws from a global generator in the code of a starter or operator: a resumed run would make other ones."""
     with rng.seeded(0, "watched") as unkeyed:
-        if isinstance(phase, Starter):
-            new = phase.begin(context)
-        else:
-            assert state is not None
-            new = phase.apply(state, context)
+        yield
     if unkeyed:
-        raise PlanError(
-            f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]}); draw with generator=context.generator('purpose')."
-        )
-    return new
+        said = f"the operator {type(phase).__name__} drew from torch's global generator (by {unkeyed[0]})"
+        raise PlanError(f"{said}; draw with generator=context.generator('purpose').")
 
 
 class BranchContext:
@@ -293,7 +289,8 @@ class Group:
         ledger, changed = self.run.ledger, list[State]()
         for branch, state in zip(self.branches, self.trainer.states(here=rule.phase.anywhere)):
             if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
-                state = acted(rule.phase, state, self.run.context(branch.place + suffix, branch.variant, state))
+                with own_draws(rule.phase):
+                    state = rule.phase.apply(state, self.run.context(branch.place + suffix, branch.variant, state))
             changed.append(state)
         self._set(changed)  # operations are counted by their masks
         total, count = self.trainer.total, self.trainer.count
@@ -363,7 +360,6 @@ class Epochs:
 
     @property
     def _selects(self) -> bool:
-        """Whether networks are chosen while they train."""
         return self.phase.select is not None and self.run.validation is not None
 
     def _mount(self, branches: Sequence[Branch]) -> None:
@@ -377,14 +373,12 @@ class Epochs:
             self.groups[0].take_out()
 
     def _stopped(self, branch: Branch, epoch: int, reason: str) -> None:
-        """Note that a branch stopped after so many epochs."""
         watch = branch.watch
         watch.stopped = epoch
         about = {"best_epoch": watch.best_epoch, "best": watch.best, "reason": reason}
         self.run.ledger.stop(branch.place + self.suffix, epoch=epoch, epochs=self.phase.epochs, **about)
 
     def _going(self) -> list[Branch]:
-        """Return the branches that continue."""
         return [b for b in self.branches if b.goes_on and not self.run.ledger.is_lost(b)]
 
     def _epoch(self, epoch: int) -> None:
@@ -445,8 +439,9 @@ class Epochs:
         key_of = {branch.place: key for group in self.groups for branch, key in zip(group.branches, group.keys)}
         together = rules.stop is not None and rules.stop.by == "ensemble"
         keys, outputs = [key_of[branch.place] for branch in branches], torch.empty(0)
-        if self._selects:
+        if self.phase.select is not None:
             assert isinstance(validation, Validation), "networks that are chosen among are watched by the same points"
+            choose = partial(select_networks, self.phase.select, validation)
             outputs = validation.outputs([branch.reached for branch in branches], keys)
             finite = validation.sound(outputs)
             self._leave_out([b for b, whole in zip(branches, finite) if not whole], epoch)
@@ -470,8 +465,7 @@ class Epochs:
         if self.phase.select is not None:
             unlost = [b for b in self.branches if not self.run.ledger.is_lost(b)]
             now = {i: outputs[branches.index(b)] for i, b in enumerate(unlost) if b in branches}
-            assert isinstance(validation, Validation)
-            select_networks(self.phase.select, validation, unlost, now, epoch + 1)
+            choose(unlost, now, epoch + 1)
         self.run.ledger.count(validation_seconds=self.run.task.parts.agreed(time.perf_counter() - started))
         return {branch.place: value for branch, value in zip(branches, values)}
 
@@ -483,9 +477,7 @@ class Epochs:
         why = {stop["place"]: stop["reason"] for stop in self.run.ledger.stopped}
         # what they were before is no choice
         if branches and all(why.get(str(branch.place + self.suffix)) == "diverged" for branch in self.branches):
-            raise DivergedError(
-                f"all {len(self.branches)} networks that are chosen among diverged, the last in epoch {epoch + 1}; take lower rates (space=)."
-            )
+            raise DivergedError(f"all {len(self.branches)} networks that are chosen among diverged; lower the rates.")
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
         """Raise RunError for a function of the user's that gave NaN; warn, once for each branch, of a score that did."""
@@ -494,9 +486,7 @@ class Epochs:
             raise RunError(f"the validation measure {measure.name!r} gave NaN {where}; let it return a number.")
         if branch.place not in self._unmeasured:
             self._unmeasured.add(branch.place)
-            warn(
-                f"the validation measure {measure.name!r} is NaN {where}, which counts as no improvement; look at the held-out points and the learning rate."
-            )
+            warn(f"the validation measure {measure.name!r} is NaN {where}; lower the learning rate.")
 
     def _stop(self, epoch: int, reason: str) -> None:
         """Stop, after so many epochs, the branches whose patience is up, or all, since the time or that of the choice is."""

@@ -19,7 +19,7 @@ from torch.func import vmap
 
 from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch
-from choral.base.draws import Kept, under
+from choral.base.draws import Kept
 from choral.engine.blueprint import filled
 from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import Counting, operations, threads_for, using
@@ -195,23 +195,15 @@ class PlainEvaluator:
     def look(self, few: Batch) -> None:
         """Find out, on a few points, what the network does besides computing; a wrong input fails here."""
         trees = self.trees(self.numbers[0])
-        before = {n: b.clone() for n, b in trees.pristine.named_buffers()}
-        given = copied(few)
-        with rng.seeded(0, "look") as lent, draws.keyed(0) as stream, Counting() as counted:
-            self._once(given)
-        self.operations = operations(trees.pristine, counted, batches.rows(few))
-        now = dict(trees.pristine.named_buffers())
+        network, given = copy.deepcopy(trees.pristine), copied(few)
+        with torch.no_grad(), rng.seeded(0, "look") as lent, draws.keyed(0) as stream, Counting() as counted:
+            self.task.run(network, self.task.fed(given))
+        self.operations = operations(network, counted, batches.rows(few))
         self.catch = stream.caught > 0
-        self.pure = not lent and batches.equal(given, few) and all(torch.equal(before[n], now[n]) for n in before)
+        same = all(map(torch.equal, network.buffers(), trees.pristine.buffers()))
+        self.pure = not lent and batches.equal(given, few) and same
         self._draws = stream.site > 0 or self.task.structure.draws > 1 or self.catch
         trees.forgetful = not self.pure
-        with torch.no_grad():
-            for n, b in before.items() if not self.pure else ():
-                now[n].copy_(b)
-
-    def _once(self, few: Batch) -> Tensor:
-        with torch.no_grad(), self.trees(self.numbers[0]).one() as network:
-            return self.task.run(network, self.task.fed(few))
 
     def map_passes(self, few: Batch) -> None:
         """Let passes be mapped together where that is faster and gives the same."""
@@ -229,9 +221,9 @@ class PlainEvaluator:
 
     def _keeps(self, few: Batch) -> bool:
         """Return whether networks draw weights, and there is room to keep those of every pass from call to call."""
-        tried = Kept(1 << 60)
-        with rng.seeded(0, "look"), draws.keyed(0), under(kept=tried):
-            self._once(copied(few))
+        tried, trees = Kept(1 << 60), self.trees(self.numbers[0])
+        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0, kept=tried), trees.one() as network:
+            self.task.run(network, self.task.fed(copied(few)))
         return self.keep and 0 < tried.bytes * self.task.structure.draws * len(self.numbers) <= _DRAWN
 
     def stackable(self, few: Batch) -> bool:

@@ -92,13 +92,15 @@ class Log:
             self._handle.close()
 
 
-def last_counted(log: Path) -> dict[str, float]:
-    """Return what the last epoch in a log had counted, empty if it does not say."""
-    found: dict[str, float] = {}
-    for event in events_in(log.read_bytes() if log.exists() else b""):
+def recalled(log: Path | None) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Return what a log says was counted up to its last epoch, and which branches stopped before their budget."""
+    counted, stopped = _COUNTED.copy(), list[dict[str, Any]]()
+    for event in events_in(log.read_bytes() if log is not None and log.exists() else b""):
         if event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
-            found = event["counted"]
-    return found
+            counted = event["counted"]
+        if event.get("kind") == "stopped":
+            stopped.append({name: event.get(name) for name in EVENTS["stopped"]})
+    return counted, stopped
 
 
 def events_in(data: bytes) -> Iterator[dict[str, Any]]:

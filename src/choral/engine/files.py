@@ -30,9 +30,7 @@ def expect(content: Any, fields: Mapping[str, Any], where: str) -> Any:
             continue
         if field not in found or not isinstance(found[field], getattr(kind, "__origin__", kind)):
             held = repr(found[field])[:60] if field in found else "missing"
-            raise RunError(
-                f"{where} does not hold what it should: {field} is {held}, but must be {getattr(kind, '__name__', kind)}; copy or make it again."
-            )
+            raise RunError(f"{where} does not hold what it should: {field} is {held}; copy or make it again.")
     return content
 
 
@@ -52,9 +50,7 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if within is not None and not path.parent.resolve().is_relative_to(within.resolve()):
-            raise RunError(
-                f"{path.parent} is a link that leads out of {within}, where choral does not write; replace it by a folder."
-            )
+            raise RunError(f"{path.parent} is a link that leads out of {within}; replace it by a folder.")
         if path.exists() and not path.is_file():
             raise RunError(f"{path} is a device or a folder, not a file; give another name.")
         aside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
@@ -71,9 +67,7 @@ def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None
             raise
         _settle(path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise RunError(
-            f"{path} cannot be written ({getattr(error, 'strerror', error)}); make room or give a place that can be written."
-        ) from error
+        raise RunError(f"{path} cannot be written ({getattr(error, 'strerror', error)}); give another path.") from error
     return state.hexdigest()
 
 
@@ -202,34 +196,22 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str,
     from safetensors.torch import load
 
     if is_pickle(data):
-        raise RunError(
-            f"{name} is a pickle (such as torch.save makes), which choral never opens because loading one can run any "
-            "code; save with Ensemble.save, or load the weights yourself and hand the network to choral.fit."
-        )
-    broken = RunError(
-        f"{name} is not a whole choral file ({len(data)} bytes read): it was cut short, damaged or is of another kind; "
-        "copy or make it again."
-    )
+        raise RunError(f"{name} is a pickle, which can run any code and is never opened; save with Ensemble.save.")
+    broken = RunError(f"{name} was cut short, damaged or is no file of choral's; copy or make it again.")
     try:
         (size,) = struct.unpack("<Q", data[:8])
         meta = json.loads(data[8 : 8 + size])["__metadata__"]
         header = dict(json.loads(meta["choral"]))
         digest = header.pop("sha256", None)
-    except (KeyError, TypeError, struct.error, ValueError, RecursionError) as error:
+        tensors = load(data)
+    except (SafetensorError, KeyError, TypeError, struct.error, ValueError, RecursionError) as error:
         raise broken from error
     start = data.find(_MARK, 8, 8 + size) + len(_MARK)
     if data[start : start + 64] != str(digest).encode() or _sealed(data, start) != digest:
-        raise RunError(
-            f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy or make it again."
-        )
+        raise RunError(f"{name} was cut short, damaged or changed: its bytes do not have its checksum; copy it again.")
     if header.get("format") != FORMAT:
-        raise RunError(
-            f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer choral."
-        )
-    try:
-        return load(data), header
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise broken from error
+        raise RunError(f"{name} has format {header.get('format')}; this choral reads format {FORMAT}: use a newer one.")
+    return tensors, header
 
 
 def read_checked(path: Path, expected: str) -> bytes | None:

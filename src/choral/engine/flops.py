@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.flop_counter import shape_wrapper
 
 from choral.base import batches, draws, rng
-from choral.base.order import Calls
+from choral.base.interface import Calls
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
 from choral.engine.compute import Counting

@@ -17,7 +17,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,30 +29,22 @@ from choral.base.errors import InputError, RunError
 from choral.base.values import from_dict
 from choral.engine.checkpoint import Checkpoints, MemberStore
 from choral.engine.compute import OnExisting, using
-from choral.engine.files import digest_of, expect, open_kept, read_json, sweep, write_json
+from choral.engine.files import digest_of, open_kept, read_json, sweep, write_json
 from choral.engine.identity import differences, identity_of, shown, unequal
 from choral.engine.job import WIDEST, Job, choose, choose_threads
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.walk import collected, trainings
 from choral.tables.table import Table
 
-_PLAN = {
-    "identity": dict,
-    "environment": dict,
-    "executor": str,
-    "network": dict | None,
-    "table": dict | None,
-    "extended?": dict,
-    "leaves?": dict,
-    "time_limit?": int | float,
-}
-
-
 MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
 """Files that are made of finished members."""
 _BEGUN = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
 RUN_FILES = (*_BEGUN, *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
+
+
+_GROWS = ("branches", "times")
+_ANEW = "another run_dir (--out), or on_existing='overwrite' (--overwrite)"
 
 
 @contextlib.contextmanager
@@ -85,28 +77,19 @@ def folder_name(name: str) -> str:
     """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere."""
     odd = not isinstance(name, str) or name in ("", ".", "..")
     if odd or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
-        raise InputError(
-            f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it a short name without slashes and control characters."
-        )
+        raise InputError(f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it another name.")
     return name
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
-    """Return the checked plan of a run folder, None if it is a new one."""
-    advice = (
-        "put back a copy of it, or use another run_dir (--out), or on_existing='overwrite' (--overwrite) to start again"
-    )
-    plan = read_json(folder / "plan.json", advice=advice)
-    return None if plan is None else dict(expect(plan, _PLAN, str(folder / "plan.json")))
+    """Return the plan of a run folder, None if it is a new one."""
+    return read_json(folder / "plan.json", advice=f"put back a copy of it, or use {_ANEW} to start again")
 
 
 def check_ours(folder: Path, *, overwrite: bool = False) -> None:
     """Raise RunError if a folder without a sealed plan holds anything under a name that a run writes, or the choice of a search."""
     if (folder / "choice.json").exists() and not overwrite:
-        raise RunError(
-            f"{folder} holds a choice among several methods, and this run is of one; use another run_dir (--out), or on_existing='overwrite' "
-            "(--overwrite) to start again in this one."
-        )
+        raise RunError(f"{folder} holds a choice among several methods, and this run is of one; use {_ANEW}.")
     plans = [folder / name for name in ("plan.json", "choice.json") if (folder / name).exists()]
     if any(b'"sealed": {' in plan.read_bytes() for plan in plans):
         return
@@ -114,10 +97,8 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
     held += ["members"] if any(MemberStore(folder / "members").files()) else []
     held += ["checkpoints"] if Checkpoints(folder / "checkpoints") else []
     if held:
-        raise RunError(
-            f"{folder} holds {held[0]} but no plan.json that choral wrote, so nothing says whose it is, and this run would replace it; "
-            "move it away, put back a copy of plan.json, or use another run_dir (--out)."
-        )
+        said = f"{folder} holds {held[0]} but no plan.json that choral wrote, and this run would replace it"
+        raise RunError(f"{said}; move it away, put back a copy of plan.json, or use another run_dir (--out).")
 
 
 def belongs_to(folder: Path, path: Path) -> bool:
@@ -174,17 +155,13 @@ def read_likelihood(folder: Path, run: str) -> Likelihood | None:
     return found if isinstance(found, Likelihood) else None
 
 
-_GROWS = ("branches", "times")
-_ANEW = "another run_dir (--out), or on_existing='overwrite' (--overwrite)"
-
-
 def settle(
     folder: Path | None,
     job: Job,
     *,
     table: Table | None,
     on_existing: OnExisting = "resume",
-    cut: Callable[[int], int] | None = None,
+    stack: int | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Return the plan of a run and how many branches are trained together; RunError if the folder holds another run.
 
@@ -193,7 +170,7 @@ def settle(
         job: what is to be done.
         table: how a table's columns became inputs.
         on_existing: as in `choral.fit`.
-        cut: gives the width of the leaves of a new run that other processes may train, from that of its executor; None for none.
+        stack: branches that a leaf trains together, at most, in a new run that other processes may train; None for other runs.
     """
     parts, overwrite = job.task.parts, on_existing == "overwrite"
     if folder is not None:
@@ -219,8 +196,8 @@ def settle(
             "table": None if table is None else table.to_dict(),
             "made": {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": _command(), "choral": __version__},
         }
-        plan |= {} if cut is None else {"leaves": {"stack": WIDEST if job.is_together else cut(width)}}
-        plan |= {} if job.compute.time_limit is None else {"time_limit": job.compute.time_limit}
+        if stack is not None:
+            plan |= {"leaves": {"stack": WIDEST if job.is_together else min(width, stack)}}
         if overwrite:
             clear(folder)  # once nothing more is refused
         write_json(folder / "plan.json", plan, within=folder)
@@ -230,21 +207,19 @@ def settle(
 def _gone_on(
     folder: Path, stored: dict[str, Any], identity: dict[str, Any], job: Job, table: Table | None, *, extend: bool
 ) -> dict[str, Any]:
-    """Return the plan of a run that was begun in a folder, extended or prolonged as asked; RunError if it is another."""
+    """Return the plan of a run that was begun in a folder, extended if asked; RunError if it is another."""
     longer = extend and stored["identity"] != identity
     if longer:
         _check_longer(folder, stored["identity"], identity)
     else:
         check_same(str(folder), stored["identity"], identity)
     if digest_of(stored["table"]) != digest_of(None if table is None else table.to_dict()):
-        raise RunError(
-            f"{folder} holds another run: its table's columns were read otherwise. Use another run_dir, or repeat the old call."
-        )
+        raise RunError(f"{folder} holds another run: its table's columns were read otherwise; use {_ANEW}.")
     if longer:
         noted = _extended(folder, stored, identity)
         stored = stored | {"identity": identity, "describe": job.recipe.describe(), "extended": noted}
         write_json(folder / "plan.json", stored, within=folder)
-    return _prolonged(folder, stored, job.compute.time_limit)
+    return stored
 
 
 def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -259,13 +234,11 @@ def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
 
 def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise RunError unless a run is a longer version of another, whose members it can take over."""
-    why = differences({**old, "recipe": new["recipe"], "totals": new["totals"]}, new)
+    why = differences({**old, "recipe": new["recipe"]}, new)
     for name, _, a, b in unequal(old["recipe"], new["recipe"], "recipe"):
         if not (name in _GROWS and b > a):
-            reasons = {"epochs": " (its rate is spread over the whole phase, so every step would have been another)"}
-            why.append(
-                f"{name} was {shown(a)}, now {shown(b)}{reasons.get(name, ' (fewer)' if name in _GROWS else '')}"
-            )
+            reason = " (its rate is spread over the whole phase)" if name == "epochs" else ""
+            why.append(f"{name} was {shown(a)}, now {shown(b)}{' (fewer)' if name in _GROWS else reason}")
     selects = any(phase.select for phase in trainings(from_dict(new["recipe"]).plan))
     if not why and "stop" in new and (selects or (new["stop"] or {}).get("by") == "ensemble"):
         why = ["held-out points stopped or chose its members together, so that in a longer run they would be others"]
@@ -279,9 +252,7 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
     """Take the members of a shorter plan over into a longer one; return what the plan notes of it."""
     costs, checkpoints = read_costs(folder), Checkpoints(folder / "checkpoints")
     if "kept" in costs:
-        raise RunError(
-            f"{folder} was ended by its time limit; train it whole first, by the same call with a larger time_limit or none."
-        )
+        raise RunError(f"{folder} was ended by its time limit; give a larger time_limit or none first.")
     store = MemberStore(folder / "members", run=run_of(stored))
     late = checkpoints.latest()
     if late is not None and late.whole is not None:
@@ -298,23 +269,6 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
     for name in MADE_AGAIN:
         (folder / name).unlink(missing_ok=True)
     return {"counted": costs.get("counted", stored.get("extended", {}).get("counted", {}))}
-
-
-def _prolonged(folder: Path, stored: dict[str, Any], limit: float | None) -> dict[str, Any]:
-    """Return the plan with another time limit, that of all parts of the run; what an ended run had wound up with is taken back."""
-    before = stored.get("time_limit")
-    if limit == before:
-        return stored
-    costs = read_costs(folder)
-    if costs.get("ended") == "time_limit":
-        if limit is not None and before is not None and limit < before:
-            return stored
-        for name in MADE_AGAIN:  # without results.json the run is one that was interrupted
-            (folder / name).unlink(missing_ok=True)
-    plan = {name: value for name, value in stored.items() if name != "time_limit"}
-    plan |= {} if limit is None else {"time_limit": limit}
-    write_json(folder / "plan.json", plan, within=folder)
-    return plan
 
 
 def _command() -> str:

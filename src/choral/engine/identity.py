@@ -96,8 +96,6 @@ def _layers(network: nn.Module) -> Iterator[tuple[str, list[str]]]:
         yield name, [type(module).__qualname__, *parts]
 
 
-_TOTALS = ("epochs", "members", "draws")  # of a whole recipe, with the fields of plans they are sums of:
-_PARTS = ("epochs", "times", "branches", "members", "draws")
 _PLAIN = ("Recipe", "Train")  # kinds whose fields are what users call them
 
 
@@ -107,7 +105,6 @@ def identity_of(job: "Job") -> dict[str, Any]:
     network = task.blueprint.fingerprint()
     identity = {
         "recipe": recipe.to_dict(),
-        "totals": {name: recipe.describe()[name] for name in _TOTALS},
         "seed": job.seed,
         "data": source.digest(),
         "inputs": written(task.transforms),
@@ -141,11 +138,10 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         lines = [_SENTENCES["data"], *_of_recipes(old, new), *networks[:1]]
     else:
         lines = [*_of_recipes(old, new), *networks]
-    said = ("recipe", "totals", "network")
     for name in [*new, *(n for n in old if n not in new)]:
         if name in _SENTENCES and old.get(name) != new.get(name):
             lines.append(_SENTENCES[name])
-        elif name not in said:
+        elif name not in ("recipe", "network"):
             lines += _in_words(old.get(name), new.get(name), name)
     return list(dict.fromkeys(lines))
 
@@ -162,15 +158,10 @@ def _of_recipes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     if names[0] != names[1]:
         yield f"method was {names[0]}, now {names[1]}"
         return
-    before, after = (side.get("totals", {}) for side in (old, new))
-    totals = [f"{n} was {before.get(n)}, now {after.get(n)}" for n in after if before.get(n) != after.get(n)]
-    yield from totals
-    parts = _in_words(old["recipe"], new["recipe"], "recipe")
-    yield from (p for p in parts if not totals or p.split(" ")[0] not in _PARTS)
+    yield from _in_words(old["recipe"], new["recipe"], "recipe")
 
 
 def _in_words(old: Any, new: Any, field: str) -> Iterator[str]:
-    """Yield in words how two plain structures differ."""
     for name, kind, a, b in unequal(old, new, field):
         word = "lr" if name == "start" else name if kind in _PLAIN else f"{name} of {kind}"  # the start of a schedule
         yield f"{word} was {shown(a)}, now {shown(b)}"
@@ -178,26 +169,24 @@ def _in_words(old: Any, new: Any, field: str) -> Iterator[str]:
 
 def unequal(old: Any, new: Any, field: str, kind: str = "Recipe") -> Iterator[tuple[str, str, Any, Any]]:
     """Yield where two plain structures differ: the field, the kind of value it belongs to, and both values."""
-    if isinstance(old, dict) and isinstance(new, dict) and old.get("kind") == new.get("kind"):
-        for name in [*new, *(n for n in old if n not in new)]:
-            yield from unequal(old.get(name), new.get(name), name, str(new.get("kind", kind)))
-    elif _is_nested(old) and _is_nested(new) and len(old) == len(new):
-        for a, b in zip(old, new):
-            yield from unequal(a, b, field, kind)
-    elif old != new:
-        yield field, kind, old, new
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(v, dict) for v in value)
+    match old, new:
+        case dict(), dict() if old.get("kind") == new.get("kind"):
+            for name in [*new, *(n for n in old if n not in new)]:
+                yield from unequal(old.get(name), new.get(name), name, str(new.get("kind", kind)))
+        case [dict(), *_], [dict(), *_] if len(old) == len(new):
+            for a, b in zip(old, new):
+                yield from unequal(a, b, field, kind)
+        case _ if old != new:
+            yield field, kind, old, new
 
 
 def shown(value: Any) -> str:
     """Return a value as a user would write it, in one line."""
-    if isinstance(value, dict) and "kind" in value:
-        return str(value["kind"])
-    if isinstance(value, list):
-        text = f"({', '.join(map(shown, value))})"
-    else:
-        text = value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+    match value:
+        case {"kind": kind}:
+            return str(kind)
+        case list():
+            text = f"({', '.join(map(shown, value))})"
+        case _:
+            text = "none" if value is None else str(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -6,7 +6,7 @@ compared with the last of them alone (`check_alone`). The checks refuse or warn 
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -19,8 +19,17 @@ from torch.utils.hooks import RemovableHandle
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError, explained, first_line, warn
-from choral.base.interface import Interface, described, is_lazy, pick, why_not_read
-from choral.base.order import Called, Calls, evaluating, parameters_of
+from choral.base.interface import (
+    Called,
+    Calls,
+    Interface,
+    described,
+    evaluating,
+    is_lazy,
+    parameters_of,
+    pick,
+    why_not_read,
+)
 from choral.base.rng import global_states, moved
 from choral.base.types import Build
 from choral.base.values import Function, attributes
@@ -95,7 +104,7 @@ def inspect_plain(
         batch = prepare(batches.moved(x, device), transforms, training=False, floats=floats)
         reads = Interface(
             spread=not isinstance(batch, Tensor),
-            output=_chosen(output),
+            output=Function.of(output) if callable(output) else output,
             reads=batches.described(batch),
             columns=source.columns,
             target=tuple(y.shape[1:]),
@@ -107,19 +116,20 @@ def inspect_plain(
         with draws.keyed(0):
             reads, found, calls, wrote = _called(network, reads, batch)
     if structure.members > 1 and wrote:
-        raise InputError(
-            f"the network writes into its input, which {structure.members} members share; let forward begin with x = x.clone()."
-        )
+        said = f"the network writes into its input, which {structure.members} members share"
+        raise InputError(f"{said}; let forward begin with x = x.clone().")
     outputs = pick(found, reads.output)
     if not outputs.dim() or len(outputs) != batches.rows(batch):
-        raise InputError(
-            f"the network gave outputs of shape {tuple(outputs.shape)} for {batches.rows(batch)} points; make it return (batch, outputs), one row for each point."
-        )
+        said = f"the network gave outputs of shape {tuple(outputs.shape)} for {batches.rows(batch)} points"
+        raise InputError(f"{said}; make it return (batch, outputs).")
     interface = replace(reads, column=outputs.dim() == 1)
     names = {id(p): name for name, p in network.named_parameters()}
     used = parameters_of(outputs)
     if any(isinstance(p, nn.Parameter) and id(p) not in names for p in used):
-        _refuse_hidden(network)
+        raise InputError(
+            "build: forward uses layers in a list, a dict or another object, where torch does not see them, so they would not be trained, copied or "
+            "saved; keep them in an nn.ModuleList or nn.ModuleDict."
+        )
     made = tuple(calls.of(outputs)) if outputs.requires_grad else ()
     shape = tuple(interface.picked(found).shape[1:])
     needed = frozenset(names[id(p)] for p in used if id(p) in names)
@@ -159,7 +169,6 @@ def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interfa
 
 
 def _scale(x: Any) -> str:
-    """Return what numbers a single input holds, as `Interface` has it."""
     if not isinstance(x, Tensor) or not x.numel():
         return ""
     if x.dtype == torch.uint8:
@@ -167,27 +176,15 @@ def _scale(x: Any) -> str:
     return "" if not x.is_floating_point() else "unit" if float(x.min()) >= 0 and float(x.max()) <= 1 else "free"
 
 
-def _chosen(output: Any) -> str | int | Function | None:
-    if output is None or isinstance(output, str | Function) or type(output) is int:
-        return output
-    if callable(output):
-        return Function.of(output)
-    raise InputError(
-        f"output is {output!r}; give the name or position of the network's output among what it returns, or a function."
-    )
-
-
 def _refuse_modules(network: nn.Module, structure: Structure) -> None:
     """Raise for what copies, saved members or conversions of a network would lose."""
     for name, module in network.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise InputError(
-                f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which is not saved; register it as a buffer instead."
-            )
+            said = f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which is not saved"
+            raise InputError(f"{said}; register it as a buffer.")
         if structure.converts and isinstance(module, nn.SyncBatchNorm):
-            raise ConversionError(
-                f"layer {name!r} (SyncBatchNorm) would mix the statistics of members; use nn.BatchNorm2d (or 1d, 3d) with Compute(data_parallel=True)."
-            )
+            said = f"layer {name!r} (SyncBatchNorm) would mix the statistics of members"
+            raise ConversionError(f"{said}; use nn.BatchNorm2d with Compute(data_parallel=True).")
         forward = vars(module).get("forward")
         if forward is not None and getattr(forward, "__self__", None) is not module:
             _refuse_remembered(f"the forward of module {name!r}")
@@ -195,26 +192,9 @@ def _refuse_modules(network: nn.Module, structure: Structure) -> None:
 
 def _refuse_remembered(what: str) -> NoReturn:
     raise InputError(
-        f"build: every member is a copy of the network, and {what} was replaced by a function, or calls one, that remembers the network it was made "
-        "for, so that a copy does not compute with its own parameters; write it as a method of the module's class."
+        f"build: {what} was replaced by a function, or calls one, that remembers the network it was made for, so that a copy, as members are, "
+        "does not compute with its own parameters; write it as a method of the module's class."
     )
-
-
-def _refuse_hidden(network: nn.Module) -> NoReturn:
-    held = (
-        f"self.{name} of {type(module).__name__}"
-        for module in network.modules()
-        for name, value in vars(module).items()
-        if not name.startswith("_") and any(isinstance(m, nn.Module) for m in _entries(value))
-    )
-    raise InputError(
-        f"build: forward uses layers that are kept in {next(held, 'another object')}, where torch does not see them, so they would not be trained, "
-        "copied or saved with the network; keep them in an nn.ModuleList or nn.ModuleDict."
-    )
-
-
-def _entries(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
 
 
 def _with_ends(network: nn.Module, interface: Interface, calls: Sequence[Called]) -> Interface:
@@ -273,10 +253,8 @@ def inspect_training(
         if rows:
             named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
             if named.isdisjoint(map(id, parameters_of(value))):
-                raise InputError(
-                    "the loss depends on no parameter of the network that is to be trained, so nothing would be learned; leave the tensors of "
-                    "forward and of the loss attached (no detach, item, numpy or no_grad on the way)."
-                )
+                said = "the loss depends on no parameter of the network that is to be trained"
+                raise InputError(f"{said}; leave out detach, item, numpy and no_grad in forward and in the loss.")
             with rng.seeded(0, "backward") as again:
                 value.sum().backward()
             if again:
@@ -292,25 +270,18 @@ def inspect_training(
         return Findings(plain.calls, of_row)
     remembers, attribute = _changed(trial, held, buffers, value)
     drawn = moved(generators, ("numpy", "random"))
-    for _ in range(4 if drawn else 0):  # again, since other threads may draw too
-        generators = global_states()
-        trial.call()
-        drawn = moved(generators, drawn)
     doubts = [
-        f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, which no seed of "
-        "choral's decides: two runs, and a resumed one, will differ; draw with torch instead."
+        f"the network draws from {'numpy.random' if name == 'numpy' else 'the module random'} when it is called, so two runs, and a resumed "
+        "one, will differ; draw with torch instead."
         for name in sorted(drawn)
     ]
     if link and plain.ending == link:
         doubts.append(
-            f"the network ends with {link.lower()}, and its outputs are read as logits, which go through {link.lower()} once more: probabilities "
-            f"then hardly leave the middle; leave the last {link.lower()} out."
+            f"the network ends with {link.lower()}, and its outputs are read as logits, which go through {link.lower()} once more; leave "
+            f"the last {link.lower()} out."
         )
     if attribute:
-        doubts.append(
-            f"{attribute}: all members share it, and checkpoints do not keep it, so members and resumed runs may differ; make it a buffer "
-            "(register_buffer)."
-        )
+        doubts.append(f"{attribute}; checkpoints do not keep it, so resumed runs may differ: make it a buffer.")
     return Findings(plain.calls, of_row, remembers, tuple(doubts), trial.lends)
 
 
@@ -353,9 +324,8 @@ class _Trial:
 
 def _refuse_recomputation(*_: Any) -> NoReturn:
     raise InputError(
-        "the network computes parts of itself again in the backward pass (torch.utils.checkpoint), where neither its random draws nor the "
-        "weights of the member at hand are those of the forward pass; build it without activation checkpointing (for transformers: "
-        "gradient_checkpointing_disable()), and give a smaller batch_size or Compute(accumulate=...) if memory is short."
+        "the network computes parts of itself again in the backward pass (torch.utils.checkpoint), where draws and weights of members are others; "
+        "build it without activation checkpointing (for transformers: gradient_checkpointing_disable()), and give a smaller batch_size."
     )
 
 
@@ -374,39 +344,37 @@ def _refuse_past(trial: _Trial, plain: Plain) -> None:
         if name in trial.past or (idle and any(p.startswith(f"{name}.") for p in elsewhere)):
             raise ConversionError(
                 f"layer {short!r} is converted for {type(trial.structure).__name__}, but the network reads its weights past its call (by "
-                f"torch.nn.functional, say), where the conversion does nothing; let forward use self.{short}(...) alone, or use another method."
+                f"torch.nn.functional, say); let forward use self.{short}(...) alone, or use another method."
             )
     stale = [n.removeprefix(within) for n in trial.trained - used if n.removeprefix(within) in plain.needed]
     if strange and stale and trial.layers:
         raise ConversionError(
-            f"parameter {min(stale)!r} is converted for {type(trial.structure).__name__}, but forward reads what it was before from a "
-            "list, dict or other object; let forward read it from the module that it is registered in, or use another method."
+            f"parameter {min(stale)!r} is converted for {type(trial.structure).__name__}, but forward reads it from a list, dict or other "
+            "object; let forward read it from the module that it is registered in."
         )
     if strange:
         _refuse_remembered("its forward")
 
 
 def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
-    """Return what to raise for an error of a training call."""
     if trial.outputs is not None and not isinstance(trial.outputs, Tensor):
-        return InputError(
-            f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode; give fit(..., output=function) for both."
-        )
+        said = f"the network returns {described(trial.outputs)} in training mode, but a tensor in evaluation mode"
+        return InputError(f"{said}; give fit(..., output=function) for both.")
     if rows != 1 and trial.outputs is None and trial.joint is not None:
         return why_not_run(trial.joint, error)
     if rows != 1 and trial.outputs is None and trial.structure.converts:
         return _why_not_converted(trial.structure, trial.running, error)
-    advice = "give data and a loss that fit its outputs."
-    if rows == 1:
-        advice = "layers that normalize over a batch need two rows in each: give more rows, or a larger batch_size."
-    return InputError(f"the network cannot be trained on a batch of {rows} row(s): '{first_line(error)}'; {advice}")
+    advice = (
+        "normalization over a batch needs two rows in each"
+        if rows == 1
+        else "give data and a loss that fit its outputs"
+    )
+    return InputError(f"the network cannot be trained on a batch of {rows} row(s): '{first_line(error)}'; {advice}.")
 
 
 def _why_not_converted(structure: Structure, running: Calls, error: Exception) -> ConversionError:
-    return ConversionError(
-        f"the plain network reads these data, but not as {type(structure).__name__} converts it: {running.where or 'its output'} gives the "
-        f"error '{first_line(error)}'; use another method, or change that layer."
-    )
+    said = f"the plain network reads these data, but not as {type(structure).__name__} converts it"
+    return ConversionError(f"{said}: {running.where or 'its output'} gives '{first_line(error)}'; use another method.")
 
 
 def _changed(
@@ -442,10 +410,8 @@ def outputs_together(network: nn.Module, structure: Structure, x: Batch) -> Tens
     with explained(why), torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), at_means(), running:
         outputs = structure.unfold(network(structure.feed(x, None)[0]))
     if outputs.shape[:2] != (structure.members, rows):
-        raise InputError(
-            f"the network gave outputs of shape {tuple(outputs.shape)} for {rows} points; the first axes must be "
-            f"(member, batch) = ({structure.members}, {rows}); make the network return (batch, outputs)."
-        )
+        said = f"the network gave outputs of shape {tuple(outputs.shape)}; the first axes must be (member, batch)"
+        raise InputError(f"{said} = ({structure.members}, {rows}); make the network return (batch, outputs).")
     return outputs
 
 
@@ -457,9 +423,8 @@ def check_alone(network: nn.Module, structure: Structure, x: Batch, together: Te
     near = torch.finfo(alone.dtype).eps ** 0.5 * float(alone.abs().nan_to_num(0, 0, 0).amax())
     if not torch.allclose(alone, together[last], rtol=0, atol=near, equal_nan=True):
         raise ConversionError(
-            f"member {last} of {type(structure).__name__} alone is another network than within the joint one: members are laid side by "
-            "side on the first or second axis of the input, and forward moves these axes before the first layer; use a method whose "
-            "members are networks of their own."
+            f"member {last} of {type(structure).__name__} alone is another network than within the joint one, since forward moves the first two axes "
+            "of its input before the first layer; use a method whose members are networks of their own."
         )
 
 
@@ -484,17 +449,17 @@ def lost_weights(blueprint: Blueprint, recipe: Recipe) -> str:
     resized = structure.draws_anew
     if len(taken) > 1 and not any(taken) and blueprint.repeats_weights:
         return (
-            f"build returns the same weights at every call, so the {len(taken)} members of '{recipe.name}' start alike and stay similar; let it "
-            "make a new network at each call (build=Net, not lambda: net), unless these weights are trained and meant as a start."
+            f"build returns the same weights at every call, so the {len(taken)} members of '{recipe.name}' start alike; let it make a new network "
+            "at each call (build=Net, not lambda: net), unless these weights are trained."
         )
     redrawn = blueprint.parent is not None and not any(taken) and structure.keeping() == structure
     loaded = blueprint.parent is None and resized and blueprint.brings_weights
     if not loaded and not ((redrawn or resized) and blueprint.has_learned):
         return ""
     advice = (
-        "since members have layers of other sizes; use a method that keeps whole layers, such as batch_ensemble or treenet."
+        "use a method that keeps whole layers, such as batch_ensemble"
         if resized
-        else "and all members start afresh; use a recipe that starts from them (pretrained=True, or parent_epochs=0, where there is one), or give "
-        "a function that builds the network."
+        else "use pretrained=True or parent_epochs=0"
     )
-    return f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew, {advice}"
+    said = f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew"
+    return f"{said}; {advice}, where there is one, or give a function that builds the network."

@@ -17,20 +17,19 @@ import torch.distributed as dist
 from torch import nn
 
 from choral.base import devices
-from choral.base.arguments import is_whole
 from choral.base.errors import ChoralError, InputError, PlanError, explained, first_line, unknown_argument, warn
-from choral.base.order import Calls
+from choral.base.interface import Calls
 from choral.base.types import Params
+from choral.base.values import is_whole
 from choral.data.datasets import is_key
 from choral.data.inputs import Transforms
 from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
 from choral.engine.blueprint import state_of
-from choral.engine.compute import Compute, threads_for
+from choral.engine.compute import Compute, Parts, parts_of, threads_for
 from choral.engine.flops import rehearse
 from choral.engine.identity import differences, identity_of
 from choral.engine.inspect import left_plain
-from choral.engine.parallel import Parts, parts_of
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, stopped
 from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation
@@ -76,26 +75,23 @@ def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
     """Return the job that this process makes; InputError in all processes that share batches if one fails, or makes another job."""
     if parts.size == 1:
         return make()
-    job, failed, own = None, None, None
+    failed = own = None
     try:
         job = make()
         own = identity_of(job)
     except Exception as error:  # the others wait to hear of it, whatever it is
         failed = error
     told: list[Any] = [None] * parts.size
-    dist.all_gather_object(told, (None if failed is None else str(failed), own))
+    dist.all_gather_object(told, (str(failed), own))
     if failed is not None:
         raise failed
-    assert job is not None
     for rank, (said, other) in enumerate(told):
-        if said is not None:
+        if other is None:
             raise InputError(f"process {rank} of {parts.size} cannot take part: {said}")
-        apart = differences(told[0][1], other)
-        if apart:
+        if apart := differences(told[0][1], other):
             how = apart[0].replace(" was changed", " is another").replace(" was ", " is ").replace(", now ", " and ")
-            raise InputError(
-                f"processes 0 and {rank} were given different runs ({how}); give every process the same call with all of the data: choral shares batches out itself."
-            )
+            said = f"processes 0 and {rank} were given different runs ({how})"
+            raise InputError(f"{said}; give every process the same call with all of the data.")
     return job
 
 
@@ -158,10 +154,8 @@ class Call:
         watched = rules.identity(validation, held)
         if folds is not None:
             if any(phase.select is not None for phase in trainings(recipe.plan)):
-                raise PlanError(
-                    f"'{recipe.name}' chooses among networks by points that none of them sees, but every fold sees others; give "
-                    "validation=0.2 instead of cv."
-                )
+                said = f"'{recipe.name}' chooses among networks by points that none of them sees"
+                raise PlanError(f"{said}; give validation=0.2 instead of cv.")
             watch = Folds(task, raw, rules.measure, recipe.combine)
             watched = watch.identity(rules)
         elif held is not None:
@@ -170,7 +164,6 @@ class Call:
 
 
 def _say_doubts(task: Task, source: Source, recipe: Recipe) -> None:
-    """Warn of targets and networks that are legal but doubtful."""
     known = source.targets()
     doubt = task.likelihood.doubt(some_points(source)[1] if known is None else known)
     for said in ([f"y: {doubt}"] if doubt else []) + [*task.findings.doubts]:
@@ -199,6 +192,7 @@ def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call
 WIDEST = 512  # branches stacked at once, at most
 _BYTES = 2 << 30  # of stacked parameters, gradients and optimizer memory
 STACKED = 200_000  # parameters of a network below which calls, not arithmetic, take the time of a step on a processor
+_UNSTACKED = "executor='vectorized' cannot train this network"
 _OFF, _ROUNDING = 0.02, 1e-3  # of a gradient, and of the largest one, that rounding may change
 
 
@@ -225,11 +219,7 @@ def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
     numbers = sum(p.numel() for p in network.parameters())
     widest = max(1, min(WIDEST, _BYTES // (16 * max(numbers, 1))))
     sequential = "sequential", WIDEST if job.is_together else 1
-    if task.precision == "fp16" and wanted == "vectorized":
-        raise InputError(
-            "precision='fp16' scales the losses of each network apart; give executor='sequential', or precision='bf16'."
-        )
-    if task.precision == "fp16" or wanted == "sequential" or task.structure.own_batches:
+    if wanted == "sequential" or task.structure.own_batches:
         return sequential
     if wanted == "auto":
         slower = numbers >= STACKED or holds(network, nn.modules.conv._ConvNd)
@@ -251,25 +241,19 @@ def _check_stackable(job: Job, phase: Train) -> None:
     """Raise InputError, before anything is trained, for a network that two branches cannot train stacked."""
     task = job.task
     if task.findings.remembers:
-        raise InputError(
-            f"executor='vectorized' cannot train this network: its tensor {task.findings.remembers!r} changes when it is called; make it a buffer, or use executor='sequential'."
-        )
+        raise InputError(f"{_UNSTACKED}: its tensor {task.findings.remembers!r} changes in a call; make it a buffer.")
     with Calls(task.blueprint.network()) as running:
         try:
             many = _gradients(StackedTrainer, job, phase, keys=[0, 1])
         except ChoralError:
             raise
         except UNMAPPED as error:
-            raise InputError(
-                f"executor='vectorized' cannot train this network: in {running.where or 'its loss'}, torch.func.vmap stops "
-                f"with '{first_line(error)}'; use executor='sequential'."
-            ) from error
+            said = f"{_UNSTACKED}: in {running.where or 'its loss'}, torch.func.vmap stops with '{first_line(error)}'"
+            raise InputError(f"{said}; use executor='sequential'.") from error
     wrong = _differing(_gradients(PlainTrainer, job, phase, keys=[1]), many, task)
     if wrong:
-        raise InputError(
-            f"executor='vectorized' cannot train this network: stacked, its parameter {wrong!r} gets another gradient than alone (torch.func passes over hooks, "
-            "and weights that forward keeps in a list or dict); use executor='sequential'."
-        )
+        said = f"{_UNSTACKED}: stacked, its parameter {wrong!r} gets another gradient than alone (by a hook, or a list or dict)"
+        raise InputError(f"{said}; use executor='sequential'.")
 
 
 def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) -> Params:

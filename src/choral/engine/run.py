@@ -11,18 +11,18 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from choral.base import rng
 from choral.base.errors import DivergedError, RunError, warn
 from choral.engine.checkpoint import Branch, Checkpoints, MemberStore, Snapshot, Stack
-from choral.engine.epochs import BranchContext, Epochs, acted, alike
-from choral.engine.events import Callback, Ledger, Log, last_counted
+from choral.engine.epochs import BranchContext, Epochs, alike, own_draws
+from choral.engine.events import Callback, Ledger, Log, recalled
 from choral.engine.files import write_json
 from choral.engine.flops import Flops
-from choral.engine.folder import environment, read_costs, run_of
+from choral.engine.folder import MADE_AGAIN, environment, read_costs, run_of
 from choral.engine.job import Job
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
@@ -134,7 +134,7 @@ class Run:
         self.setup = 0.0  # seconds of this call before training, where time is limited
         self._is_winding_up = False  # the checkpoint from which a call with more time continues is there, and stays
         self.member_of = collected(self.plan)
-        visits = Visitor(start=self._act, change=self._act, train=self._train, collect=self._collect)
+        visits = Visitor(start=self._start, change=self._change, train=self._train, collect=self._collect)
         self._visitor: Visitor[Stack] = visits
 
     def context(self, place: Place, variant: Variant, state: State | None = None) -> BranchContext:
@@ -182,7 +182,8 @@ class Run:
         if self.setup:
             self.ledger.count(setup_seconds=self.setup)
         self.train()
-        self.refuse_lost()
+        if self.ledger.failed:
+            refuse_lost(self.ledger.failed, self.store, len(self.member_of))
 
     def mend(self, lost: Mapping[int, str]) -> None:
         """Train lost members again, to the same bytes, that were collected before the checkpoint at hand, if there is one; counts and log stay."""
@@ -203,21 +204,6 @@ class Run:
             again = replace(self, job=job, checkpoints=None, log=Log())
             again.wanted = wanted
             again.train()
-
-    def refuse_lost(self) -> None:
-        """Raise DivergedError if a branch was lost; members are counted from 0 as in `Ensemble.member`."""
-        if not self.ledger.failed:
-            return
-        count, folder = len(self.member_of), self.store.folder
-        lost = self.store.missing(count)
-        named = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
-        kept = count - len(lost)
-        load = f": choral.load('{folder.parent}', partial=True) gives them" if kept and folder is not None else ""
-        where = "" if folder is None else " into another folder (this one stays with its plan)"
-        raise DivergedError(
-            f"{'member' if len(lost) == 1 else 'members'} {named} of {count} diverged: {'; '.join(self.ledger.failed.values())}. "
-            f"{kept} of {count} members were kept{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again{where}."
-        )
 
     def train(self) -> None:
         """Train the leaves in turn; one that others continue from is held until the last of them begins."""
@@ -265,25 +251,33 @@ class Run:
         return [b for b in branches if b.state is None or self.ledger.is_sound(b, b.state, suffix)]
 
     def _end(self, stack: Stack) -> Stack:
-        """Leave a phase."""
         if self.position > self.skip_to and self._is_wanted(stack):
             self._save(stack, self.position, 0)
         return stack
 
-    def _act(self, phase: Starter | Operator, suffix: Place, stack: Stack) -> Stack:
+    def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            place, needs = branch.place + suffix, phase.needs if isinstance(phase, Operator) else ()
-            if self.is_late and needs and not set(needs) <= branch.reached.slots.keys():
-                raise RunError(
-                    f"the time limit was reached before training had given what {type(phase).__name__} makes members of; give a larger time_limit."
-                )
-            context = self.context(place, branch.variant, branch.state)
-            branch.state = state = acted(phase, branch.state, context)
-            branch.is_new = branch.is_new and isinstance(phase, Operator)
-            total = sum(m.numel() for m in state.mask.values())
-            density = {"density": sum(int(m.sum()) for m in state.mask.values()) / total} if total else {}
-            self.log.event(kind="operator", name=type(phase).__name__, place=str(place), **density)
+            with own_draws(phase):
+                context = self.context(branch.place + suffix, branch.variant, branch.state)
+                branch.state, branch.is_new = phase.begin(context), False
+            self._note(phase, branch, suffix)
         return self._end(stack)
+
+    def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
+        for branch in self._sound(stack, suffix):
+            if self.is_late and not set(phase.needs) <= branch.reached.slots.keys():
+                said = f"the time limit was reached before {type(phase).__name__} had what it needs"
+                raise RunError(f"{said}; give a larger time_limit.")
+            with own_draws(phase):
+                context = self.context(branch.place + suffix, branch.variant, branch.state)
+                branch.state = phase.apply(branch.reached, context)
+            self._note(phase, branch, suffix)
+        return self._end(stack)
+
+    def _note(self, phase: Phase, branch: Branch, suffix: Place) -> None:
+        mask = branch.reached.mask.values()
+        density = {"density": sum(int(m.sum()) for m in mask) / sum(m.numel() for m in mask)} if mask else {}
+        self.log.event(kind="operator", name=type(phase).__name__, place=str(branch.place + suffix), **density)
 
     def _collect(self, phase: Collect, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
@@ -302,8 +296,8 @@ class Run:
         left = self.task.structure.remaining(state.params, state.buffers)
         if left and not any(left.values()):
             message = (
-                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so its predictions hardly depend on the inputs; start with wider "
-                "deviations, let the penalty grow, or weigh it less (rho=-2.0, anneal=0.5, kl_weight=0.1), or use another method."
+                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so its predictions hardly depend on the inputs; "
+                "weigh the penalty less (rho=-2.0, anneal=0.5, kl_weight=0.1), or use another method."
             )
             self.log.event(kind="warning", message=message)
             warn(message)
@@ -317,9 +311,7 @@ class Run:
         branches, begin = found
         stacks = alike(phase, branches)
         if phase.select is not None and self.job.selects and len(stacks) > 1:
-            raise RunError(
-                f"{type(phase).__name__} chooses among its {len(branches)} branches while they train; give them equal shapes and an optimizer of choral.plan."
-            )
+            raise RunError("Train chooses among its branches; give them equal shapes and an optimizer of choral.plan.")
         for number, some in enumerate(stacks):
             before = number * phase.epochs
             if begin - before >= phase.epochs and phase.epochs:
@@ -347,19 +339,17 @@ class Run:
                     branch.state, branch.is_new, branch.watch = saved.state, saved.is_new, saved.watch
                 elif parent is not None:
                     branch.state, branch.is_new = parent.state, parent.is_new
-            one.version = (self.snapshot.position, self.snapshot.epoch)
 
     def _save(self, stack: Stack, position: int, epoch: int, *, before: int = 0) -> None:
         """Take a checkpoint if it is time, and a last one once the time limit is reached: from there a call with more time continues."""
-        now, late = (position, before + epoch), self.is_late
-        stack.version = max(stack.version, now)
+        late = self.is_late
         if self.checkpoints is None or self._is_winding_up or not (late or self.is_due):
             return
         self._is_winding_up = late
         started, held = time.monotonic(), self.ledger
         missing = self.store.missing(len(self.member_of)) if late else []
         whole = [n for n in self.member_of.values() if n not in missing] if late else None
-        reached = Snapshot(*now, held.failed, held.counted, held.stopped, self.log.sync(), whole)
+        reached = Snapshot(position, before + epoch, held.failed, held.counted, held.stopped, self.log.sync(), whole)
         self.checkpoints.save([*self.open.values(), stack], reached)
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
@@ -370,6 +360,19 @@ class Run:
         seconds = self.job.compute.checkpoint_seconds
         wait = max(seconds, self._save_seconds / _SHARE) if seconds else 0.0
         return self.checkpoints is not None and time.monotonic() - self._saved_at >= wait
+
+
+def refuse_lost(failed: Mapping[Place, str], store: MemberStore, count: int) -> NoReturn:
+    """Raise DivergedError for branches that were lost, of so many members; these are counted from 0 as in `Ensemble.member`."""
+    lost, folder = store.missing(count), store.folder
+    named = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
+    kept = count - len(lost)
+    load = f": choral.load('{folder.parent}', partial=True) gives them" if kept and folder is not None else ""
+    where = "" if folder is None else " into another folder (this one stays with its plan)"
+    raise DivergedError(
+        f"{'member' if len(lost) == 1 else 'members'} {named} of {count} diverged: {'; '.join(failed.values())}. "
+        f"{kept} of {count} members were kept{load}; give a lower lr, or an optimizer that clips gradients (clip=1.0), and run again{where}."
+    )
 
 
 def carry_out(
@@ -399,11 +402,8 @@ def carry_out(
 def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
     """Train what is not yet there of a run, which has not begun to walk; return what it cost."""
     count, parts = len(run.member_of), run.task.parts
-    stands = parts.agreed(None if folder is None else _standing(run, folder, plan, count))
-    if stands is None:
-        run.execute()
-        return parts.agreed(costs_of(run, started))
-    finished, costs, lost = stands
+    alone = False, dict[str, Any](), run.store.lost(count)
+    finished, costs, lost = parts.agreed(alone if folder is None else _standing(run, folder, plan))
     # processes without the folder get the members that are there, so that each returns the whole ensemble
     present = costs.get("kept", [number for number in range(count) if number not in lost])
     for number in present if parts.size > 1 else ():
@@ -423,7 +423,7 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
         run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
     if not costs:
         if not run.ledger.counted["epochs"]:
-            run.ledger.counted = parts.agreed({} if folder is None else last_counted(folder / "log.jsonl"))
+            run.ledger.counted, run.ledger.stopped = parts.agreed(recalled(run.log.path))
         costs = parts.agreed(costs_of(run, started))
         if folder is not None:
             write_json(folder / "results.json", costs, within=folder)
@@ -432,16 +432,25 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
     return costs
 
 
-def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple[bool, dict[str, Any], dict[int, str]]:
+def _standing(run: Run, folder: Path, plan: dict[str, Any]) -> tuple[bool, dict[str, Any], dict[int, str]]:
     """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
+    try:
+        costs = read_costs(folder)
+    except RunError as error:
+        run.log.event(kind="warning", message=f"{error} It is made again from the log.")
+        costs = {}
+    limit = run.job.compute.time_limit
+    if "kept" in costs and (limit is None or limit > costs["time_limit"]):  # it has more time than when it ended
+        for name in MADE_AGAIN:
+            (folder / name).unlink(missing_ok=True)
+        costs = {}
     finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    costs, lost = kept_costs(folder, run.log), run.store.lost(count)
+    lost = run.store.lost(len(run.member_of))
     if "kept" in costs:  # members that a time limit left out are not lost
         gone = [number for number in costs["kept"] if number in lost]
         if gone:
             raise RunError(
-                f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); it cannot be trained again to "
-                "where the clock had left it. Continue with a larger time_limit or none, or use another run_dir."
+                f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); continue with a larger time_limit or none."
             )
         lost = {}
     begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
@@ -449,15 +458,6 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any], count: int) -> tuple
         said = f"{folder} was begun with {begun} and continues with {now}"
         warn(f"{said}; members agree with an unbroken run to rounding, not bit for bit.")
     return finished or not (lost or run.checkpoints), costs, lost
-
-
-def kept_costs(folder: Path, log: Log) -> dict[str, Any]:
-    """Return what results.json says, nothing if it is missing or damaged."""
-    try:
-        return read_costs(folder)
-    except RunError as error:
-        log.event(kind="warning", message=f"{error} It is made again from the log.")
-        return {}
 
 
 def costs_of(run: Run, started: float) -> dict[str, Any]:
@@ -470,7 +470,8 @@ def costs_of(run: Run, started: float) -> dict[str, Any]:
     if missing and not run.is_late:
         raise RunError(f"member {missing[0]} was not trained; run the same call once more, or use another run_dir.")
     sizes = [(state.stored, run.flops.predict(state)) for state in map(run.store.get, kept)]
-    ended: dict[str, Any] = {"ended": "time_limit", "kept": kept} if run.is_late else {}
+    limit = run.job.compute.time_limit
+    ended: dict[str, Any] = {"ended": "time_limit", "time_limit": limit, "kept": kept} if run.is_late else {}
     return ended | {
         "stopped": run.ledger.stopped,
         "counted": run.ledger.counted,

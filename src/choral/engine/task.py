@@ -18,6 +18,7 @@ from choral.base.types import Build
 from choral.data.inputs import Mixing, Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
+from choral.engine.compute import Parts, check_parts
 from choral.engine.inspect import (
     Findings,
     Plain,
@@ -27,7 +28,6 @@ from choral.engine.inspect import (
     lost_weights,
     outputs_together,
 )
-from choral.engine.parallel import Parts, check_parts
 from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
@@ -235,7 +235,7 @@ def make_task(
         network = task.blueprint.network().eval()
         if not any(p.requires_grad for p in network.parameters()):
             raise InputError(
-                "build: no parameter of the network is to be trained (there are none, or all have requires_grad=False); leave the last layer free."
+                "build: no parameter of the network is to be trained (all are frozen); free the last layer."
             )
         check_parts(parts, structure, source.drawn(), recipe.plan)
         _check_patterns(recipe, network)

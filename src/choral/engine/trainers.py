@@ -6,7 +6,7 @@ A trainer holds the networks of one training phase: `mount` puts states in, `ste
 
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from choral.base.errors import ChoralError, InputError, first_line
 from choral.base.types import Params
 from choral.base.values import attributes
 from choral.engine.blueprint import state_of
-from choral.engine.parallel import Piece
+from choral.engine.compute import Piece
 from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
@@ -32,41 +32,6 @@ from choral.plan.phases import Train
 from choral.plan.state import State
 from choral.plan.variants import Variant
 from choral.structures.base import Structure
-
-_SCALE = "loss_scale/"  # in a branch's memory, next to what the optimizer remembers
-_FIRST, _LEAST, _PATIENCE = 2.0**16, 2.0**-14, 2000  # the scale doubles after so many steps in which nothing overflowed
-
-
-class LossScale:
-    """The factor of one network's losses in half precision, which loses small gradients; a step that overflows is left out and halves it.
-
-    >>> scale = LossScale({})
-    >>> weight = torch.zeros(1, requires_grad=True)
-    >>> (scale.factor * 3 * weight).sum().backward()
-    >>> scale.divide([weight]), float(weight.grad)
-    (True, 3.0)
-    """
-
-    def __init__(self, memory: Mapping[str, Tensor]):
-        held: tuple[float, float] = tuple(memory[_SCALE].tolist()) if _SCALE in memory else (_FIRST, 0.0)
-        self.factor, self._good = held
-
-    def divide(self, params: Iterable[Tensor]) -> bool:
-        """Divide the gradients in place; return whether they are finite, so that a step can be taken."""
-        grads = [p.grad for p in params if p.grad is not None]
-        for grad in grads:
-            grad.mul_(1 / self.factor)
-        finite = bool(torch.stack([grad.isfinite().all() for grad in grads]).all())
-        self._good = self._good + 1 if finite else 0.0
-        if not finite:
-            self.factor = max(self.factor / 2, _LEAST)
-        elif self._good >= _PATIENCE:
-            self.factor, self._good = self.factor * 2, 0.0
-        return finite
-
-    def memory(self) -> dict[str, Tensor]:
-        """Return what must be remembered."""
-        return {_SCALE: torch.tensor([self.factor, self._good], dtype=torch.float64)}
 
 
 @dataclass(frozen=True)
@@ -239,7 +204,6 @@ class _Trainer:
         return Stepper(self.trained, members, stacked=self.is_stacked, apart=apart, undecayed=undecayed, led=led)
 
     def _moved(self, x: Batch, y: Tensor, weights: Tensor | None) -> tuple[Batch, Tensor, Tensor | None]:
-        """Return a batch on the device of the networks."""
         device = self.task.device
         if y.device == device:  # so is the rest
             return x, y, weights
@@ -302,8 +266,7 @@ class PlainTrainer(_Trainer):
         self._smoothing = variant.get("smoothing")
         self._dropout = None if variant.get("dropout") is None else draws.Rate.of(variant.get("dropout"))
         self.stepper = self._stepper()
-        self.stepper.restore([{n: t for n, t in self.state.memory.items() if n != _SCALE}])
-        self.scale = LossScale(self.state.memory) if self.task.precision == "fp16" else None
+        self.stepper.restore([self.state.memory])
         self.total, self.count = torch.zeros((), device=device), 0
 
     def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
@@ -328,8 +291,7 @@ class PlainTrainer(_Trainer):
             self._add(loss, piece, pace.progress)
         if part is not None:
             task.parts.gather(self.trained)
-        if self.scale is None or self.scale.divide(self.trained.values()):
-            self._advance(pace.rate)
+        self._advance(pace.rate)
         self._apply_mask()
         self.count += 1
 
@@ -338,14 +300,14 @@ class PlainTrainer(_Trainer):
         if piece.part is not None:
             if self.lend:
                 raise InputError(
-                    "the network draws by a function of torch whose numbers cannot be counted by row (dropout between layers of a recurrent "
-                    "network, for one), so parts of a batch cannot draw what the whole would; train without data_parallel and accumulate."
+                    "the network draws by a function of torch whose numbers cannot be counted by row, such as dropout between layers of a "
+                    "recurrent network; train without data_parallel and accumulate."
                 )
             loss = loss * piece.share
         if self.task.objective.penalties and piece.first:
             params = self.sharing.for_penalty(self.params)
             loss = loss + self.task.objective.penalty(params, self.slots, progress, self.points[0])
-        (loss if self.scale is None else loss * self.scale.factor).backward()
+        loss.backward()
         self.total += self.sharing.logged(loss.detach())
 
     def gradients(self) -> Params:
@@ -354,7 +316,6 @@ class PlainTrainer(_Trainer):
 
     def _states(self) -> list[State]:
         now, (memory,) = state_of(self.network, here=True), self.stepper.memories()
-        memory |= {} if self.scale is None else self.scale.memory()
         return [self.state.having(params=now.params, buffers=now.buffers, memory=memory)]
 
 

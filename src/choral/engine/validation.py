@@ -86,9 +86,7 @@ def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
 def wants_validation(early_stopping: EarlyStopping | None) -> bool:
     """Return whether early stopping needs held-out points; InputError if it is something else."""
     if not isinstance(early_stopping, EarlyStopping | None):
-        raise InputError(
-            f"early_stopping is {early_stopping!r}; give choral.EarlyStopping(patience=16), or leave it out."
-        )
+        raise InputError(f"early_stopping is {early_stopping!r}; give choral.EarlyStopping(patience=16) or None.")
     return early_stopping is not None and (early_stopping.patience is not None or early_stopping.restore_best)
 
 
@@ -151,8 +149,9 @@ class Validation:
         if self.measure != Measure.of(prediction.score):  # which every prediction has
             self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
-            said = f"validation has weights, but the measure {self.measure.name!r} is no mean over points"
-            warn(f"{said} and is taken without them; measure 'nll' or another mean for a weighted one.")
+            warn(
+                f"validation has weights; the measure {self.measure.name!r} is no mean over points and is taken without them."
+            )
 
     def _try_reading(self) -> None:
         """Refuse inputs that the network cannot read, with the shapes on both sides."""

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import batches
-from choral.base.arguments import guarded, is_whole, typed
 from choral.base.batches import Batch
 from choral.base.devices import usable
 from choral.base.errors import InputError, NotFiniteError, RunError, explained, no_attribute
 from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
+from choral.base.values import guarded, is_whole, typed
 from choral.calibration import MemberSelection, StackingWeights, Temperature, fit_stacking, select_members
 from choral.calibration.members import Correction
 from choral.data.inputs import Transforms, written
@@ -443,13 +443,6 @@ class Ensemble:
         twin._store, twin._count = self._store.showing(numbers), len(numbers)
         twin.posthoc, twin._out_of_fold, twin._evaluations = (), None, {}
         return twin
-
-    def _keep_in_memory(self) -> None:
-        """Read all networks, so that the files they come from may go."""
-        store = MemberStore()
-        for i, state in enumerate(self.states()):
-            store.put(i, state)
-        self._store = store
 
     def _uncorrected(self, outputs: Tensor, *, networks: int | None = None) -> Predictive:
         """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from choral.base import draws, rng
-from choral.base.arguments import full_precision, guarded
 from choral.base.errors import InputError
-from choral.base.order import evaluating
+from choral.base.interface import evaluating
 from choral.base.types import Build
+from choral.base.values import full_precision, guarded
 from choral.data.inputs import Transform, Transforms
 from choral.data.sources import Source, as_targets, source_of
 from choral.data.tensors import cast_targets

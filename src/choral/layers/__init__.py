@@ -1,6 +1,6 @@
 """Layers and converters: plain modules usable alone, in anybody's training loop."""
 
-from choral.base.arguments import offered
+from choral.base.values import offered
 from choral.layers.attention import OpenAttention, open_attention
 from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from choral.base.arguments import typed
 from choral.base.errors import InputError
+from choral.base.values import typed
 
 
 class FilterResponseNorm(nn.Module):

@@ -6,7 +6,7 @@ together (`global`). `groups` names layers that must keep the same neurons, beca
 the shapes of the weights; `keep_vectors` and `expand_neurons` go between them, keep-vectors and whole parameters.
 """
 
-from choral.base.arguments import offered
+from choral.base.values import offered
 from choral.masks.prunable import prunable
 from choral.masks.sampling import (
     Masks,

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from choral.base.errors import InputError
-from choral.base.order import Called
+from choral.base.interface import Called
 from choral.base.text import fitting
 from choral.masks.sampling import Unit
 
@@ -37,7 +37,7 @@ def prunable(
         keep_first: leave out the first layer.
         include: patterns of further parameters to mask (a bias, a norm, the classifier).
         exclude: patterns of parameters to leave out; they win over all else. Frozen parameters are always left out.
-        calls: of the network's modules on an input (`choral.base.order.executed`); with them, first and last mean the order of
+        calls: of the network's modules on an input (`choral.base.interface.executed`); with them, first and last mean the order of
             execution, else the order in which the network declares its layers.
 
     >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))

@@ -4,7 +4,7 @@
 (member, batch, ...). Results are plain floats computed in float64.
 """
 
-from choral.base.arguments import offered
+from choral.base.values import offered
 from choral.metrics.classification import (
     ReliabilityTable,
     accuracy,

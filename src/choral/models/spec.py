@@ -14,8 +14,8 @@ from typing import Any, Literal, ParamSpec
 
 from torch import nn
 
-from choral.base.arguments import bound, is_whole, typed
 from choral.base.errors import ChoralError, InputError
+from choral.base.values import bound, is_whole, typed
 
 Activation = Literal["relu", "tanh", "sigmoid", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

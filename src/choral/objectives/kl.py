@@ -19,7 +19,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.types import Params, Slots
-from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, SHARE, Limit, Limits
+from choral.base.values import NOT_NEGATIVE, POSITIVE, SHARE, Limit, Limits
 from choral.objectives.penalties import Penalty
 
 MEAN, RHO = "_mean", "_rho"

@@ -30,13 +30,12 @@ from torch import Tensor
 from choral.base.errors import InputError
 from choral.base.text import matches
 from choral.base.types import Params, Slots
-from choral.base.values import Value
+from choral.base.values import NOT_NEGATIVE, POSITIVE, Limits, Value
 from choral.objectives.likelihoods import Likelihood
-from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limited, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Penalty(Limited, ABC):
+class Penalty(Value, ABC):
     """A sum over parameters that is added to the summed negative log likelihood.
 
     `slots`, a fact of the class, names the state slots it reads (an anchor, for example); the plan is checked for them before it

@@ -1,6 +1,6 @@
 """Plans: what happens to the weights, in what order."""
 
-from choral.base.arguments import offered
+from choral.base.values import offered
 from choral.plan.bayes import (
     CompactGates,
     DrawAnchor,

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
+from choral.base.values import BELOW_ONE, COUNT, POSITIVE, Limits, Value
 from choral.compaction import Fold, Form, compact, slice_params
 from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, FrozenKL, freeze_gates, gate_keep, posteriors, rho_of, std_of
-from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 from choral.objectives.penalties import in_parameters, in_units
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
@@ -27,7 +27,7 @@ Proposal = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk(Limited, ABC):
+class Walk(Value, ABC):
     """A Markov chain over anchors that leaves N(0, prior_std^2) invariant for every scalar.
 
     `directed` walks remember a direction of ±1 for every scalar; the others have an empty memory.

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import grows
-from choral.base.values import Function, Value
-from choral.objectives.limits import COUNT, NOT_NEGATIVE, Limited, Limits
+from choral.base.values import COUNT, NOT_NEGATIVE, Function, Limits, Value
 from choral.plan.state import slot
 from choral.predictions import Predictive, means_of
 
@@ -88,7 +87,7 @@ class Measure(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping(Limited):
+class EarlyStopping(Value):
     """End a training phase when the validation score no longer improves, and choose the weights that are kept.
 
     Args:
@@ -124,7 +123,7 @@ SHARE = slot("share")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Select(Limited):
+class Select(Value):
     """Choose members greedily, with replacement, by the score of held-out points, anew after every epoch of a training phase.
 
     Each network stands as it is now and as it was when it was chosen last (when it was best, if it never was). A choice replaces the

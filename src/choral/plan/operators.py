@@ -8,8 +8,8 @@ from torch import nn
 
 from choral.base import draws
 from choral.base.errors import PlanError
+from choral.base.values import Limit, Limits
 from choral.layers.bayesian.patched import DrawnStatistics
-from choral.objectives.limits import Limit, Limits
 from choral.plan.cost import begun
 from choral.plan.phases import Collect, Context, Fork, Operator, Phase, Repeat, Seq, Starter, fork, opened, seq
 from choral.plan.state import Role, State, slot

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.text import matches
-from choral.base.values import Function
-from choral.objectives.limits import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Limited, Limits
+from choral.base.values import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Function, Limits, Value
 
 FACTORS = "rate_factors"
 """The key of torch's parameter groups that holds the factors of their learning rate."""
@@ -25,7 +24,7 @@ Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer(Limited, ABC):
+class Optimizer(Value, ABC):
     """What updates the weights.
 
     Args:

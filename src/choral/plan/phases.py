@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from choral.base.batches import Batch
-from choral.base.order import Called
+from choral.base.interface import Called
 from choral.base.types import Params
+from choral.base.values import COUNT, SHARE, Limits, Value
 from choral.objectives.likelihoods import Likelihood
-from choral.objectives.limits import COUNT, SHARE, Limited, Limits
 from choral.plan.early_stopping import Select
 from choral.plan.optimizers import SGD, Optimizer
 from choral.plan.schedules import Constant, Schedule
@@ -26,7 +26,7 @@ from choral.plan.variants import Space, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase(Limited, ABC):
+class Phase(Value, ABC):
     """One node of a plan. `visit` names the part of a `walk.Visitor` that meets it; combinators have none."""
 
     visit: ClassVar[Literal["start", "change", "train", "collect", ""]] = ""
@@ -138,7 +138,7 @@ class Operator(Phase, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Every(Limited):
+class Every(Value):
     """An operator applied during training, after every `count` steps or epochs.
 
     Args:

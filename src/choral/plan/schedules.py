@@ -12,12 +12,11 @@ from numbers import Real
 from typing import ClassVar
 
 from choral.base.errors import InputError
-from choral.base.values import Function
-from choral.objectives.limits import BELOW_ONE, SHARE, Limited, Limits
+from choral.base.values import BELOW_ONE, SHARE, Function, Limits, Value
 
 
 @dataclass(frozen=True)
-class Schedule(Limited, ABC):
+class Schedule(Value, ABC):
     """The learning rate as a function of how far the phase is."""
 
     def __post_init__(self) -> None:

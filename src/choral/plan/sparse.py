@@ -14,6 +14,7 @@ from torch.func import functional_call
 from choral.base.batches import Batch, leaves
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
+from choral.base.values import BELOW_ONE, Limits, Value
 from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
 from choral.layers.features import Skippable
 from choral.masks import (
@@ -25,7 +26,6 @@ from choral.masks import (
     random_masks,
     regrow,
 )
-from choral.objectives.limits import BELOW_ONE, Limited, Limits
 from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
@@ -35,7 +35,7 @@ Scope = Literal["layer", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masks(Limited, ABC):
+class Masks(Value, ABC):
     """How the weights that stay are chosen."""
 
     @abstractmethod

@@ -14,10 +14,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from choral.base.arguments import fits
 from choral.base.errors import InputError
-from choral.base.values import Value
-from choral.objectives.limits import POSITIVE, Limit, Limited, Limits
+from choral.base.values import POSITIVE, Limit, Limits, Value, fits
 from choral.plan.optimizers import Optimizer
 
 FINITE = Limit(math.isfinite, "a finite number")
@@ -74,7 +72,7 @@ def numbers_of(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Span(Limited, ABC):
+class Span(Value, ABC):
     """Where a setting is drawn from."""
 
     @abstractmethod

@@ -22,9 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from choral.base.arguments import typed
 from choral.base.errors import InputError, did_you_mean, no_attribute
-from choral.base.values import Value
+from choral.base.values import Value, typed
 from choral.plan import Train
 from choral.recipes.anchored import anchored
 from choral.recipes.bagged import bagged

@@ -15,8 +15,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.validation import check_is_fitted
 
-from choral.base.arguments import is_number, is_whole
 from choral.base.errors import InputError
+from choral.base.values import is_number, is_whole
 from choral.data.problems import Problem
 from choral.engine.compute import Compute
 from choral.engine.validation import Limit

@@ -8,8 +8,8 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import Bunch, check_array
 from sklearn.utils.validation import check_is_fitted
 
-from choral.base.arguments import is_number
 from choral.base.errors import InputError
+from choral.base.values import is_number
 from choral.calibration import fit_residual_intervals
 from choral.objectives.likelihoods import LearnedGaussian, Likelihood
 from choral.objectives.likelihoods.regression import TargetScale

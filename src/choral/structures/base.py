@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.types import Params
+from choral.base.values import COUNT, Limits, Value
 from choral.layers.convert import plain_network
 from choral.layers.joint.network import Joint, Kernel
-from choral.objectives.limits import COUNT, Limited, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Structure(Limited, ABC):
+class Structure(Value, ABC):
     """How members share weights and read a batch.
 
     Facts of the class: `members` and `draws` (fields only where a user chooses them), and `undecayed`, name patterns of

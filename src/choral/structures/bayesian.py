@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.order import output_last
+from choral.base.interface import output_last
 from choral.base.types import Params
+from choral.base.values import POSITIVE, Limits
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
 from choral.layers.bayesian.sampling import (
     GAMMA_START,
@@ -22,7 +23,6 @@ from choral.layers.bayesian.sampling import (
 from choral.layers.convert import Replace, convert, layers_of, swap
 from choral.layers.functional import BATCH_NORMS, own_kind
 from choral.objectives.kl import gate_keep
-from choral.objectives.limits import POSITIVE, Limits
 from choral.structures.base import OneMember, Structure
 
 

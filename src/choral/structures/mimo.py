@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
-from choral.base.order import first_layers
+from choral.base.interface import first_layers
 from choral.base.text import fitting
+from choral.base.values import COUNT, SHARE, Limits
 from choral.layers.convert import holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
 from choral.layers.packed.networks import ends_of
-from choral.objectives.limits import COUNT, SHARE, Limits
 from choral.structures.base import Structure
 
 _ENDS = "_mimo_ends"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError
-from choral.base.order import output_last
+from choral.base.interface import output_last
 from choral.layers.attention import open_attention
 from choral.layers.convert import holds_frozen, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise

@@ -14,8 +14,8 @@ from torch import nn
 
 from choral import models
 from choral.base import rng
-from choral.base.arguments import guarded, is_number, is_whole, typed
 from choral.base.errors import InputError
+from choral.base.values import guarded, is_number, is_whole, typed
 from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
 from choral.comparison.compare import heard, recipes_for
 from choral.data.problems import Problem, balanced

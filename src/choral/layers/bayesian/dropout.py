@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base import draws
-from choral.base.arguments import typed
 from choral.base.errors import ConversionError, InputError
+from choral.base.values import typed
 from choral.layers.functional import Twin
 from choral.layers.joint.layers import WeightLayer
 

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.draws import now, under
 from choral.base.errors import ConversionError, InputError
+from choral.base.values import BELOW_ONE, COUNT, POSITIVE, Limits, Value
 from choral.layers.convert import plain_network
 from choral.layers.functional import (
     BATCH_NORMS,
@@ -47,7 +48,6 @@ from choral.layers.functional import (
 )
 from choral.layers.packed.layers import PACKABLE
 from choral.layers.packed.narrow import redrawn
-from choral.objectives.limits import BELOW_ONE, COUNT, POSITIVE, Limited, Limits
 
 
 def keeps_statistics(layer: nn.Module) -> bool:
@@ -136,7 +136,7 @@ Assignment = Literal["network", "layer", "unit", "scalar"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixture(Limited):
+class Mixture(Value):
     """One member of the family: how a layer's tensors are drawn.
 
     Args:

@@ -15,7 +15,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from choral.base.arguments import typed
+from choral.base.values import typed
 from choral.layers.bayesian.sampling import RHO_START, add_posterior, draw, fresh_weight
 from choral.layers.joint.layers import WeightLayer, unfold
 

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from choral.base.arguments import typed
 from choral.base.draws import now
 from choral.base.errors import ConversionError, InputError
+from choral.base.values import typed
 from choral.layers.functional import TRANSPOSED, WEIGHTED, Converted, Twin, filled, spatial
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base.arguments import typed
 from choral.base.errors import InputError
+from choral.base.values import typed
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.functional import (
     BATCH_NORMS,

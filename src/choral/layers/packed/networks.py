@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError, InputError
-from choral.base.order import first_layers, output_last
+from choral.base.interface import first_layers, output_last
 from choral.base.text import fitting
 from choral.layers.convert import layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind

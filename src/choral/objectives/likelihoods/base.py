@@ -20,8 +20,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.text import short
-from choral.base.values import Function
-from choral.objectives.limits import Limited
+from choral.base.values import Function, Value
 from choral.predictions import Outputs, Predictive
 
 
@@ -108,7 +107,7 @@ class Known(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likelihood(Limited, ABC):
+class Likelihood(Value, ABC):
     """What the outputs of a network mean.
 
     Facts of the class: `prediction` is the kind of prediction that `predict` returns; `link` is torch's name of the function that outputs go

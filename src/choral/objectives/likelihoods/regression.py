@@ -17,9 +17,9 @@ from torch.distributions import StudentT as TorchStudentT
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.base.text import number
+from choral.base.values import NOT_NEGATIVE, POSITIVE, Limit, Limits, Value
 from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
 from choral.objectives.likelihoods.classification import is_whole
-from choral.objectives.limits import NOT_NEGATIVE, POSITIVE, Limit, Limited, Limits
 from choral.predictions import Counts, Mixture, Predictive, QuantileRegression, Regression
 
 _FAR = 1e4  # deviations that a mean may be from 0 for predictions in float32, at most
@@ -27,7 +27,7 @@ _LARGE = 1e16  # deviation of targets whose predictions are float32, at most; on
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetScale(Limited):
+class TargetScale(Value):
     """What each target loses and is divided by before training.
 
     Args:
