@@ -31,7 +31,9 @@ class Residual(nn.Module):
 images, labels = load_digits(return_X_y=True)
 order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
 x = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)[order]
-x += 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))  # a noisy scanner
+x += 0.2 * torch.randn(
+    x.shape, generator=torch.Generator().manual_seed(1)
+)  # a noisy scanner
 y = torch.tensor(labels)[order]
 train, held, test = slice(0, 300), slice(300, 700), slice(700, None)
 
