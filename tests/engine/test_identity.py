@@ -386,3 +386,12 @@ def test_an_ensemble_in_hand_says_that_its_folder_was_changed(tmp_path, how):
     with pytest.raises(RunError, match=r"extended or overwritten since.*choral\.load\("):
         list(held)
     assert len(list(choral.load(tmp_path, build=Own))) == (3 if how == "extend" else 1)
+
+
+def test_a_call_that_holds_out_other_rows_is_told_of_that_alone(tmp_path):
+    held = {"validation": 0.2, "early_stopping": choral.EarlyStopping(patience=2)}
+    choral.fit(Own, (X, Y), ONE, run_dir=tmp_path, **held)
+    with pytest.raises(
+        RunError, match="another run: validation was 0.2, now none; stop was EarlyStopping, now none[;.]"
+    ):
+        choral.fit(Own, (X, Y), ONE, run_dir=tmp_path)
