@@ -233,6 +233,27 @@ def test_code_rarely_asks_for_types():
     assert 1000 * count / sum(len(text.splitlines()) for text in texts) <= ISINSTANCE
 
 
+def test_every_public_method_has_a_docstring_or_fills_a_contract_that_has_one():
+    classes = [
+        node for _, _, tree, _ in parsed() for node in ast.iter_child_nodes(tree) if isinstance(node, ast.ClassDef)
+    ]
+
+    def is_told(owner: ast.ClassDef, method: str) -> bool:
+        own = (n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == method)
+        names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in owner.bases}
+        bases = (base for base in classes if base.name in names and base is not owner)
+        return any(map(ast.get_docstring, own)) or any(is_told(base, method) for base in bases)
+
+    silent = [
+        f"{owner.name}.{node.name}"
+        for owner in classes
+        if not owner.name.startswith("_")
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not is_told(owner, node.name)
+    ]
+    assert not silent, silent
+
+
 def fresh(code: str, *arguments: str) -> str:
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return done.stdout

@@ -82,7 +82,6 @@ class Conformal(Correction):
         check_level(self.level)
 
     def corrected(self, prediction: Any) -> Any:
-        """Return the prediction with it applied."""
         return replace(prediction, conformal=self)
 
 

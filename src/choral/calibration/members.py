@@ -64,7 +64,6 @@ class Temperature(Correction):
             raise InputError(f"temperatures are {self.temperatures}; give one or more finite numbers above 0.")
 
     def corrected(self, prediction: Any) -> Any:
-        """Return the prediction with it applied."""
         return prediction.cooled(self)
 
     def apply(self, member_logits: Tensor) -> Tensor:
@@ -150,7 +149,6 @@ class StackingWeights(Correction):
         return torch.tensor(self.weights, dtype=torch.float64)
 
     def corrected(self, prediction: Any) -> Any:
-        """Return the prediction with it applied."""
         return prediction.weighed(self.weights)
 
     def apply(self, member_values: Tensor) -> Tensor:
@@ -377,7 +375,6 @@ class MemberSelection(Correction):
             raise InputError(f"indices are {self.indices}; give the places of one or more members, counted from 0.")
 
     def corrected(self, prediction: Any) -> Any:
-        """Return the prediction with it applied."""
         return prediction.of_rows(self.indices)
 
     def apply(self, member_values: Tensor) -> Tensor:

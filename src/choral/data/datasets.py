@@ -122,7 +122,6 @@ class DatasetSource(Source):
         return self
 
     def settle(self, floats: torch.dtype) -> None:
-        """Cast every batch."""
         self._floats = floats
 
     def _load(self, numbers: list[list[Numbered]]) -> Batches:
@@ -160,11 +159,9 @@ class DatasetSource(Source):
         return torch.tensor([float(w) for w in found], dtype=torch.float64)
 
     def example(self, count: int = 2) -> tuple[Batch, Tensor]:
-        """Return the first items as a batch."""
         return next(self._load([[(0, i, i) for i in range(min(count, self.points))]]))
 
     def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
-        """Yield batches made by the loader."""
         rows = order if order.dim() == 2 else order.unsqueeze(0)
         keyed = zip(keys or [0] * len(rows), rows.tolist())
         each = [[(key, i, number) for i, number in enumerate(row)] for key, row in keyed]
@@ -178,11 +175,9 @@ class DatasetSource(Source):
             yield batches.merged(torch.stack, x), torch.stack(y)
 
     def part(self, rows: Tensor) -> "Source":
-        """Return some of the items, read by workers of their own."""
         return self._with()._take(Subset(self.dataset, rows.tolist()))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same items, their targets read as they come."""
         return self._with(_read=read)
 
     def digest(self) -> str:

@@ -53,7 +53,6 @@ class Normalize(Transform):
             )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalized batch."""
         if x.dim() > 1 and len(self.mean) not in (1, x.shape[1]):
             raise InputError(
                 f"Normalize has {len(self.mean)} means, but a batch {tuple(x.shape)} has {x.shape[1]} channels; give one for each, or one for all."
@@ -71,7 +70,6 @@ class PadCrop(Transform):
     only_training: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return shifted images (batch, channel, height, width)."""
         batch, _, height, width = x.shape
         corners = draws.integers(2 * self.pixels + 1, (2, batch), device=x.device, rows=1)
         rows = corners[0].unsqueeze(1) + torch.arange(height, device=x.device)
@@ -88,7 +86,6 @@ class HorizontalFlip(Transform):
     only_training: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return images, half of them mirrored."""
         keep = draws.keep_mask((x.shape[0],), 0.5, device=x.device, rows=0)
         return torch.where(keep.view(-1, *(1,) * (x.dim() - 1)), x, x.flip(-1))
 

@@ -402,11 +402,9 @@ class TensorSource(Source):
         self.x = batches.mapped(lambda t: t.permute(0, 2, 3, 1).contiguous() if t.dim() == 4 else t, self.x)
 
     def settle(self, floats: torch.dtype) -> None:
-        """Cast the inputs once."""
         self.x, self._floats = as_inputs(self.x, floats), floats
 
     def placed(self, device: torch.device) -> Self:
-        """Return the same arrays on the device if it can keep them, else where it copies from fastest."""
         if devices.is_processor(device):
             return self
         resident = devices.holds(device, sum(t.nbytes for t in (*batches.leaves(self.x), self.y)))
@@ -420,38 +418,31 @@ class TensorSource(Source):
         return picked(self.x) if isinstance(self.x, Tensor) else batches.mapped(picked, self.x)
 
     def example(self, count: int = 2) -> tuple[Batch, Tensor]:
-        """Return the first points."""
         index = torch.arange(min(count, self.points))
         return self._pick(index), self.y[index]
 
     def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
-        """Yield batches by indexing; arrays draw nothing."""
         order = devices.moved(order, self.y.device)
         for start, end in bounds(order.shape[-1], batch_size, among):
             index = order[..., start:end]
             yield self._pick(index), _rows(self.y, index)
 
     def targets(self) -> Tensor | None:
-        """Return y."""
         return self.y
 
     def row_hashes(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return hashes of the bytes of each row."""
         arrays = arrays_of(self.x, self.y)[: len(batches.leaves(self.x)) + 1]
         *x, y = [hashes(array, number) for number, array in enumerate(arrays)]
         return np.asarray(np.sum(x, 0, dtype=np.uint64)), y
 
     def part(self, rows: Tensor) -> "Source":
-        """Return some of the rows."""
         return self._with(x=batches.part(self.x, rows), y=self.y[rows], points=len(rows))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same inputs with targets that were read once."""
         exact = read(self.y)
         y = cast_targets(exact, self._floats)
         _check_resolution(exact, y)
         return self._with(_given=self.y, y=y)
 
     def digest(self) -> str:
-        """Return a hash over shapes, types and values."""
         return hashed(arrays_of(self.x, self.y if self._given is None else self._given), self.weights)

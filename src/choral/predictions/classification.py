@@ -70,12 +70,10 @@ class Probabilities(Predictive):
 
     @property
     def mean(self) -> Tensor:
-        """The mean prediction: the same as probs."""
         return self.probs
 
     @property
     def member_values(self) -> Tensor:
-        """Probabilities of each member."""
         return self.member_probs
 
     @cached_property
@@ -109,7 +107,6 @@ class Probabilities(Predictive):
         return found
 
     def covered(self, targets: Tensor) -> Tensor:
-        """Return whether each set holds its label or answer (batch, ...)."""
         return self.sets().gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
 
     def cooled(self, temperature: Temperature) -> Self:
@@ -153,12 +150,10 @@ class Classification(Probabilities):
 
     @cached_property
     def member_probs(self) -> Tensor:
-        """Probabilities of each member (member, batch, class)."""
         return self.logits.softmax(self.axis)
 
     @cached_property
     def probs(self) -> Tensor:
-        """Probabilities of the ensemble (batch, class)."""
         if self.combine == "logits":
             return self.average(self.logits).softmax(self.axis)
         mean = self.average(self.member_probs)
@@ -182,7 +177,6 @@ class Classification(Probabilities):
         return torch.special.entr(probs).sum(self.axis)
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
-        """Return the temperature fitted on held-out labels."""
         if per == "member" or self.combine == "vote":
             self.check_mixture()
         logits = self.logits if self.mixes else self.average(self.logits).unsqueeze(0)
@@ -200,7 +194,6 @@ class Classification(Probabilities):
         return fit_conformal_sets(probs, labels, level=level, seed=seed, penalty=penalty, free_classes=free)
 
     def targets(self, y: Any) -> Tensor:
-        """Return labels as whole numbers (batch,), or (batch, ...) of dense outputs."""
         labels = tensor_of(y)
         shape = tuple(self.probs.movedim(self.axis, -1).shape[:-1])
         if labels.dim() == 2 and len(shape) == 1:  # one-hot, or a column
@@ -217,7 +210,6 @@ class Classification(Probabilities):
         return labels.long()
 
     def counts(self, targets: Tensor) -> Tensor:
-        """Return which points have a label that counts (batch,)."""
         return self._counted(targets).reshape(len(targets), -1).any(1)
 
     def _counted(self, targets: Tensor) -> Tensor:
@@ -257,7 +249,6 @@ class Classification(Probabilities):
         return (self._at_labels(self.member_probs.double(), targets) if mixes else self.logits.double()), loss
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return accuracy, nll, Brier and uncertainties of each label that counts."""
         probs, labels = self._flat(self.probs.double(), targets)
         found = {
             "accuracy": correct_rows(probs, labels),
@@ -272,7 +263,6 @@ class Classification(Probabilities):
         return found
 
     def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """Return weights for each label that counts."""
         wide = weights.reshape(-1, *[1] * (targets.dim() - 1)).expand(targets.shape)
         return wide[self._counted(targets)]
 
@@ -295,11 +285,9 @@ class Classification(Probabilities):
         return found
 
     def joint_scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the calibration."""
         return {"ece": metrics.ece(*self._flat(self.probs, targets))}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the reliability table, how well each class is told, and the rows whose class had the least probability."""
         probs, labels = self._flat(self.probs, targets)
         names = list(self.names or map(str, range(probs.shape[-1])))
         found = {
@@ -309,7 +297,6 @@ class Classification(Probabilities):
         return found | ({"worst": _worst(probs, labels, names)} if len(labels) == len(targets) else {})
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
-        """Return how often two members name different classes."""
         probs, _ = self._flat(self.by_member(self.member_probs), targets)
         return "disagreement", metrics.disagreement_matrix(probs)
 
@@ -320,7 +307,6 @@ class Classification(Probabilities):
         return {n: v.reshape(probs.shape[1], -1).mean(1) for n, v in found.items()}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
-        """Return prediction, confidence, entropy, mutual_information and the probability of each class."""
         if self.logits.dim() > 3:
             raise InputError(
                 f"a prediction of {tuple(self.labels.shape[1:])} labels a point is no table; use predict in Python."
@@ -350,12 +336,10 @@ class MultiLabel(Probabilities):
 
     @cached_property
     def member_probs(self) -> Tensor:
-        """Probability of each label from each member (member, batch, label)."""
         return self.logits.sigmoid()
 
     @cached_property
     def probs(self) -> Tensor:
-        """Probability of each label (batch, label)."""
         return self.average(self.member_probs)
 
     @cached_property
@@ -381,7 +365,6 @@ class MultiLabel(Probabilities):
         return fit_label_sets(self.probs, targets, level=level)
 
     def targets(self, y: Any) -> Tensor:
-        """Return labels as 0 and 1 in the shape of the probabilities."""
         found = tensor_of(y).double()
         if found.numel() != self.probs.numel() or not bool(((found == 0) | (found == 1)).all()):
             raise InputError(
@@ -390,7 +373,6 @@ class MultiLabel(Probabilities):
         return found.reshape(self.probs.shape)
 
     def log_scores(self, targets: Tensor) -> Tensor:
-        """Return the log probability each member gives to each row of labels, which belong together (member, batch)."""
         own = torch.where(targets > 0.5, self.member_probs, 1 - self.member_probs).double()
         return own.clamp_min(PROB_FLOOR).log().flatten(2).sum(-1)
 
@@ -401,7 +383,6 @@ class MultiLabel(Probabilities):
         return values, lambda average: loss(average) / labels
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return accuracy by label, exact matches, nll of a row, Brier and uncertainties of each point."""
         probs = self.probs.double().flatten(1)
         truth = targets.flatten(1)
         right = ((probs > 0.5) == (truth > 0.5)).double()
@@ -419,11 +400,9 @@ class MultiLabel(Probabilities):
         return torch.stack([1 - probs, probs], -1), targets.long().flatten()
 
     def joint_scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the calibration over all labels."""
         return {"ece": metrics.ece(*self._two_classes(targets))}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the reliability table over all labels, and of a single label how well its two classes are told."""
         probs, labels = self._two_classes(targets)
         found = {"reliability": _reliability(probs, labels)}
         if self.probs[0].numel() == 1:
@@ -431,12 +410,10 @@ class MultiLabel(Probabilities):
         return found
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
-        """Return how often two members differ about a label."""
         votes = (self.by_member(self.member_probs) > 0.5).flatten(1).double()
         return "disagreement", (votes.unsqueeze(0) - votes.unsqueeze(1)).abs().mean(-1)
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
-        """Return the probability of each label, the entropy and the mutual information of the row."""
         probs = self.probs.flatten(1)
         found: dict[str, list[Any]] = {f"p_{i}": probs[:, i].tolist() for i in range(probs.shape[1])}
         if len(found) == 1:

@@ -481,17 +481,14 @@ class Outputs(Predictive):
 
     @cached_property
     def member_values(self) -> Tensor:
-        """What is shown of each member's outputs (member, batch, ...)."""
         return self.member_outputs if self.shape is None else self.shape(self.member_outputs)
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean over members (batch, ...)."""
         return self.average(self.member_values)
 
     @cached_property
     def variance(self) -> Tensor:
-        """Variance over members (batch, ...)."""
         return self.member_variance(self.member_values)
 
     @property
@@ -505,15 +502,12 @@ class Outputs(Predictive):
         return torch.zeros_like(self.mean)
 
     def targets(self, y: Any) -> Tensor:
-        """Return targets as training gave them to the loss."""
         found = tensor_of(y)
         if len(found) != self.member_outputs.shape[1]:
             raise InputError(f"y has {len(found)} rows and the prediction {self.member_outputs.shape[1]}.")
         return found.float() if found.is_floating_point() else found.long()
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
-        """Return the members' outputs, and the user's loss of averaged ones."""
-
         def loss(average: Tensor) -> Tensor:
             return torch.stack([self._rows(one.to(self.member_outputs.dtype), targets) for one in average])
 
@@ -535,7 +529,6 @@ class Outputs(Predictive):
         return weights
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return the loss of the members' mean outputs, the mean of their losses, and their spread."""
         alone = torch.stack([self._rows(o, targets) for o in self.member_outputs])
         return {
             "loss": self._rows(self.average(self.member_outputs), targets),
@@ -549,14 +542,11 @@ class Outputs(Predictive):
         return self._by_point("std").double()
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return nothing: what a picture of the task would be is unknown."""
         return {}
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
-        """Return how alike the members' departures from their mean are."""
         return "correlation of outputs", metrics.correlation_matrix(self.by_member(self.member_values).flatten(1))
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
-        """Return mean and deviation of every output."""
         mean, std = (v.reshape(len(v), -1) for v in (self.mean, self.std))
         return {f"{n}_{i}": v[:, i].tolist() for i in range(mean.shape[1]) for n, v in (("mean", mean), ("std", std))}

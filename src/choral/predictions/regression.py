@@ -39,12 +39,10 @@ class _Real(Predictive):
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Variance of the members' centers (batch, target): what the members disagree about."""
         return self.member_variance(self.member_values)
 
     @cached_property
     def variance(self) -> Tensor:
-        """Both parts of the uncertainty: aleatoric plus epistemic (batch, target)."""
         return self.aleatoric + self.epistemic
 
     @abstractmethod
@@ -52,12 +50,10 @@ class _Real(Predictive):
         """Return the interval that holds the target with the nominal probability (batch, target)."""
 
     def covered(self, targets: Tensor) -> Tensor:
-        """Return whether each interval holds its target (batch, target)."""
         low, high = self.conformal_interval()
         return (low <= targets) & (targets <= high)
 
     def targets(self, y: Any) -> Tensor:
-        """Return targets in the shape of the predicted mean."""
         found = tensor_of(y).double()
         if found.numel() != self.mean.numel() or len(found) != len(self.mean):
             raise InputError(
@@ -66,7 +62,6 @@ class _Real(Predictive):
         return found.reshape(self.mean.shape)
 
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
-        """Return how alike the members' errors are."""
         return "correlation of errors", metrics.correlation_matrix(self.by_member(self.member_values) - targets)
 
     def _drawn_intervals(self, targets: Tensor, ends: tuple[Tensor, Tensor], level: float) -> dict[str, Any]:
@@ -111,17 +106,14 @@ class Numbers(_Real):
 
     @property
     def member_values(self) -> Tensor:
-        """Means of each member."""
         return self.member_means
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean of the mixture (batch, target)."""
         return self.average(self.member_means)
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Mean of the member variances (batch, target): noise in the data."""
         return self.average(self.member_variances)
 
     def log_densities(self, targets: Tensor) -> Tensor:
@@ -189,7 +181,6 @@ class Numbers(_Real):
         return low + torch.rand(low.shape, dtype=torch.float64, generator=generator(0, "ranks")) * (high - low)
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
-        """Return the interval that holds the target with the nominal probability (batch, target)."""
         rule = self.rule
         if isinstance(rule, ConformalQuantile):
             return rule.apply(*self.mixture_interval(rule.level))
@@ -202,11 +193,9 @@ class Numbers(_Real):
         return fit_residual_intervals(self.mean, targets, level=level, scales=self.std if rule == "scaled" else None)
 
     def log_scores(self, targets: Tensor) -> Tensor:
-        """Return the log density each member gives to each row of targets (member, batch)."""
         return self.log_densities(targets).flatten(2).sum(-1)
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
-        """Return a mixture for each target."""
         return mixture(self.log_densities(targets))
 
     def nll_rows(self, targets: Tensor) -> Tensor:
@@ -214,7 +203,6 @@ class Numbers(_Real):
         return -mixture_log(self.log_densities(targets), self.shares).flatten(1).mean(1)
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return squared and absolute errors, nll and coverage of each point, and of Gaussians the crps."""
         errors, at = (self.mean.double() - targets).flatten(1), (self.ranks(targets) - 0.5).abs().flatten(1)
         found = {"mse": errors.square().mean(1), "mae": errors.abs().mean(1), "nll": self.nll_rows(targets)}
         found |= {f"coverage_{round(100 * n)}": (at <= 0.5 * n).double().mean(1) for n in SHOWN_LEVELS}
@@ -224,7 +212,6 @@ class Numbers(_Real):
         return found
 
     def joint_scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the widths of intervals, and the roots of both parts of the mean variance."""
         widths = {n: metrics.interval_width(*self.mixture_interval(n)) for n in SHOWN_LEVELS}
         return {f"width_{round(100 * n)}": width for n, width in widths.items()} | {
             "aleatoric_std": float(self.aleatoric.double().mean().sqrt()),
@@ -233,12 +220,10 @@ class Numbers(_Real):
         }
 
     def brief(self, targets: Tensor) -> dict[str, float]:
-        """Return rmse and nll."""
         error = float((self.mean.double() - targets).square().mean()) ** 0.5
         return {"rmse": error, "nll": float(self.nll_rows(targets).mean())}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the coverage of central intervals, the histogram of ranks (PIT), the intervals of some rows and the worst rows."""
         at = self.ranks(targets)
         covered = [{"level": n, "coverage": float(((at - 0.5).abs() <= n / 2).double().mean())} for n in LEVELS]
         apart = (targets - targets.mean(0)).flatten(1)[:, 0]
@@ -250,7 +235,6 @@ class Numbers(_Real):
         }
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
-        """Return mean, std, an interval and both parts of the standard deviation, of each target if there are several."""
         (low, high), percent = self.interval(level), f"{100 * level:g}"
         found = {"mean": self.mean, "std": self.std, f"low_{percent}": low, f"high_{percent}": high}
         found |= {"aleatoric_std": self.aleatoric.sqrt(), "epistemic_std": self.epistemic.sqrt()}
@@ -394,7 +378,6 @@ class QuantileRegression(_Real):
 
     @property
     def member_values(self) -> Tensor:
-        """The members' quantiles nearest to the median."""
         return self.member_quantiles[..., self._middle]
 
     @cached_property
@@ -427,7 +410,6 @@ class QuantileRegression(_Real):
         return low, high
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
-        """Return the outermost quantiles, corrected to hold the target with the nominal probability."""
         low, high = self.rule.apply(*self.interval())
         return low, high
 
@@ -435,7 +417,6 @@ class QuantileRegression(_Real):
         return fit_quantile_intervals(*self.interval(), targets, level=level)
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
-        """Return the members' quantiles, and the pinball loss of averaged ones."""
         return self.member_quantiles.double(), lambda average: self._pinball(average, targets).flatten(2).mean(-1)
 
     def _pinball(self, quantiles: Tensor, targets: Tensor) -> Tensor:
@@ -443,7 +424,6 @@ class QuantileRegression(_Real):
         return torch.maximum(shares * errors, (shares - 1) * errors)
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return pinball loss, absolute error of the median and coverage of the outermost levels."""
         low, high = self.interval()
         return {
             "pinball": self._pinball(self.quantiles.double(), targets).flatten(1).mean(1),
@@ -454,18 +434,15 @@ class QuantileRegression(_Real):
         }
 
     def joint_scores(self, targets: Tensor) -> dict[str, float]:
-        """Return the nominal coverage."""
         return {"promised": self.levels[-1] - self.levels[0]}
 
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return the share of targets below each level, and the outermost quantiles of some rows."""
         below = [float((targets <= self.quantiles[..., i]).double().mean()) for i in range(len(self.levels))]
         intervals = self._drawn_intervals(targets, self.interval(), self.levels[-1] - self.levels[0])["intervals"]
         coverage = [{"level": n, "coverage": b} for n, b in zip(self.levels, below)]
         return {"coverage": coverage, "intervals": intervals}
 
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
-        """Return each quantile of each target, and the deviation of the members' medians."""
         several = self.mean.shape[1]
         found = {
             f"q_{own:g}" + (f"_{t}" if several > 1 else ""): self.quantiles[:, t, i].tolist()

@@ -177,7 +177,6 @@ class _Scaled(Column):
 
     @property
     def usual(self) -> tuple[float, float]:
-        """The mean and standard deviation of training."""
         return self.scale.mean, self.scale.std
 
     def _standardized(self, numbers: Tensor) -> Tensor:
@@ -224,7 +223,6 @@ class NumberColumn(_Scaled):
 
     @property
     def detail(self) -> str:
-        """Its mean, unit and gaps."""
         gaps = f"; cells without a number count as the median, {self.fill:.4g}, and are marked" * self.missing
         odd = f"; {self.unread:,} cell(s) are not numbers" * bool(self.unread)
         unit = "; 12% is 0.12" if self.unit == "%" else f" {short(self.unit, 20)}" * bool(self.unit)
@@ -254,7 +252,6 @@ class NumberColumn(_Scaled):
 
     @property
     def reads(self) -> str:
-        """A number, with its unit."""
         return "a number; 12% is 0.12" if self.unit == "%" else self._what
 
     def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
@@ -298,12 +295,10 @@ class DateColumn(_Scaled):
 
     @property
     def codes(self) -> int:
-        """The days, and two for each cycle."""
         return 7 if self.times else 5
 
     @property
     def detail(self) -> str:
-        """Its formats and parts."""
         how = " and ".join("year first" if form == "ISO8601" else form for form in self.formats)
         gaps = "; cells without a date are marked" * self.missing
         return f"{how}{'; ' * bool(how)}its days, place in the year and the week{', and the day' * self.times}{gaps}"
@@ -358,7 +353,6 @@ class _Worded(Column):
 
     @property
     def codes(self) -> int:
-        """Those of a row."""
         return self._rows.shape[1]
 
     def _ranks(self, cells: Cells) -> np.ndarray:
@@ -366,12 +360,10 @@ class _Worded(Column):
 
     @property
     def reads(self) -> str:
-        """The place of a word."""
         return "the place of the value among values, from 0; -1 for another value"
 
     @property
     def usual(self) -> tuple[float, float]:
-        """The middle of the places, and half of them."""
         return (len(self.values) - 1) / 2, len(self.values) / 2
 
     def read(self, cells: Cells, path: str) -> np.ndarray:
@@ -404,7 +396,6 @@ class FlagColumn(_Worded):
 
     @property
     def detail(self) -> str:
-        """Its words."""
         return f"{self.values[1]} or {self.values[0]}" + "; cells without a value are marked" * self.missing
 
     @property
@@ -433,7 +424,6 @@ class CategoryColumn(_Worded):
 
     @property
     def detail(self) -> str:
-        """Its values."""
         shown = ", ".join(short(v, 20) for v in self.values[:4]) + ", ..." * (len(self.values) > 4)
         more = "; rare ones count together" * self.other + "; cells without a value are one more" * self.missing
         return f"{len(self.values)} value(s): {shown}{more}"
@@ -452,7 +442,6 @@ class OrderedColumn(_Worded):
 
     @property
     def detail(self) -> str:
-        """Its values in order."""
         return " < ".join(short(v, 20) for v in self.values[:8]) + " < ..." * (len(self.values) > 8)
 
     @property
@@ -491,7 +480,6 @@ class LeftOutColumn(Column):
 
     @property
     def detail(self) -> str:
-        """Why."""
         return self.reason + "; shown next to predictions" * self.beside
 
 
