@@ -71,8 +71,6 @@ def _metrics() -> Iterator[Row]:
     for function in (metrics.crps, metrics.mixture_nll, metrics.gaussian_log_scores):
         wrong = {"means": (REALS * NAN, "a"), "variances": (-SPREADS, SPREADS[:2], "a"), "targets": BAD_REALS}
         yield function, {"means": REALS, "variances": SPREADS, "targets": TARGETS}, wrong
-    yield metrics.mixture_interval, {"means": REALS, "variances": SPREADS, "level": 0.9}, {"level": (0, 1, *SHARE)}
-    yield metrics.mixture_quantile, {"means": REALS, "variances": SPREADS, "level": 0.9}, {"level": (0, 1, *SHARE)}
     yield metrics.rmse, {"means": REALS, "targets": TARGETS}, {"means": (REALS * NAN, "a", None), "targets": BAD_REALS}
     yield (
         metrics.auroc,
@@ -85,11 +83,6 @@ def _metrics() -> Iterator[Row]:
         metrics.evaluate_classification,
         {"member_probs": MEMBERS, "labels": LABELS},
         {"member_probs": BAD_MEMBERS, "labels": BAD_LABELS},
-    )
-    yield (
-        metrics.evaluate_regression,
-        {"means": REALS, "variances": SPREADS, "targets": TARGETS},
-        {"variances": (-SPREADS, None), "levels": ((2.0,), 0.9)},
     )
     yield metrics.reliability_table, {"probs": PROBS, "labels": LABELS}, {"bins": COUNT}
     yield metrics.average_draws, {"values": REALS, "learners": (0, 0, 1, 1)}, {"learners": ((0, 1), "ab", None)}

@@ -13,12 +13,7 @@ from choral.base.errors import InputError
 from choral.metrics import (
     crps,
     gaussian_log_scores,
-    interval_coverage,
-    interval_width,
-    mixture_cdf,
-    mixture_interval,
     mixture_nll,
-    mixture_quantile,
     rmse,
 )
 
@@ -41,8 +36,6 @@ def test_rmse_and_mixture_density_agree_with_scikit_learn_and_scipy(seed: int, m
     densities = norm.pdf(targets.numpy(), means.numpy(), variances.sqrt().numpy())
     expected = -np.log((weights[:, None].numpy() * densities).sum(0)).mean()
     assert mixture_nll(means, variances, targets, weights=weights) == pytest.approx(expected, abs=1e-9)
-    below = (weights[:, None].numpy() * norm.cdf(targets.numpy(), means.numpy(), variances.sqrt().numpy())).sum(0)
-    np.testing.assert_allclose(mixture_cdf(means, variances, targets, weights=weights), below, atol=1e-12)
 
 
 def test_one_member_is_the_plain_gaussian() -> None:
@@ -94,33 +87,6 @@ def test_crps_of_points_agrees_with_torchmetrics() -> None:
     assert crps(means, torch.full_like(means, 1e-20), targets) == pytest.approx(float(expected), abs=1e-6)
 
 
-@given(seed=st.integers(0, 10_000), level=st.floats(0.001, 0.999))
-@settings(max_examples=25, deadline=None)
-def test_quantile_inverts_the_distribution_function(seed: int, level: float) -> None:
-    means, variances, _, weights = case(seed)
-    quantile = mixture_quantile(means, variances, level, weights=weights)
-    back = mixture_cdf(means, variances, quantile, weights=weights)
-    assert back.tolist() == pytest.approx([level] * 6, abs=1e-9)
-
-
-def test_coverage_by_the_distribution_function_equals_coverage_of_the_interval() -> None:
-    means, variances, _, weights = case(5, batch=4_000)
-    generator = torch.Generator().manual_seed(1)
-    which = torch.multinomial(weights, 4_000, replacement=True, generator=generator)
-    rows = torch.arange(4_000)
-    noise = torch.randn(4_000, generator=generator, dtype=torch.float64)
-    targets = means[which, rows] + variances[which, rows].sqrt() * noise
-    for level in (0.5, 0.9, 0.95):
-        lower, upper = mixture_interval(means, variances, level=level, weights=weights)
-        by_interval = interval_coverage(lower, upper, targets)
-        at = mixture_cdf(means, variances, targets, weights=weights)
-        assert float(((at - 0.5).abs() <= 0.5 * level).double().mean()) == by_interval
-        assert by_interval == pytest.approx(level, abs=0.02)  # the targets are drawn from the mixture
-    assert interval_width(lower, upper) == pytest.approx(float((upper - lower).mean()))
-    gauss = mixture_interval(torch.zeros(1, 1), torch.ones(1, 1), level=0.9)
-    assert [float(end) for end in gauss] == pytest.approx([norm.ppf(0.05), norm.ppf(0.95)], abs=1e-9)
-
-
 def test_targets_with_more_axes_are_averaged_over_all_entries() -> None:
     means, variances, targets, _ = case(6)
     wide = (means.reshape(4, 3, 2), variances.reshape(4, 3, 2), targets.reshape(3, 2))
@@ -141,5 +107,3 @@ def test_wrong_arguments_are_refused() -> None:
         rmse(means, targets.unsqueeze(1))  # (4, 6) against (6, 1) would broadcast to nonsense
     with pytest.raises(InputError, match="NaN"):
         rmse(means, targets * math.nan)
-    with pytest.raises(InputError, match="strictly between"):
-        mixture_quantile(means, variances, 1.0)

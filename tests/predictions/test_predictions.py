@@ -62,3 +62,16 @@ def test_weights_of_members_are_honored():
     assert torch.allclose(Classification(logits, weights=(1.0, 0.0)).probs, logits[0].softmax(-1))
     means = torch.randn(2, 3, 1, generator=G)
     assert torch.allclose(Regression(means, means**2, weights=(0.0, 1.0)).mean, means[1])
+
+
+def test_quantiles_invert_the_distribution_function_of_a_weighted_mixture():
+    generator = torch.Generator().manual_seed(5)
+    means = torch.randn(4, 6, 1, generator=generator, dtype=torch.float64)
+    variances = torch.rand(4, 6, 1, generator=generator, dtype=torch.float64) + 0.05
+    p = Regression(means, variances, weights=(0.4, 0.3, 0.2, 0.1))
+    at = torch.randn(6, 1, generator=generator, dtype=torch.float64)
+    below = d.Normal(means, variances.sqrt()).cdf(at)
+    assert torch.allclose(p.cdf(at), torch.tensordot(torch.tensor(p.weights, dtype=torch.float64), below, 1))
+    for level in (0.01, 0.5, 0.975):
+        assert torch.allclose(p.cdf(p.quantiles_at([level])[..., 0]), torch.tensor(level).double(), atol=1e-9)
+    assert torch.allclose(p.mixture_interval(0.9)[0], p.quantiles_at([0.05])[..., 0])

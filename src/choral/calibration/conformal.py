@@ -177,7 +177,7 @@ def fit_quantile_intervals(lower: Tensor, upper: Tensor, targets: Tensor, *, lev
     The score of a held-out row is max(lower - target, target - upper): how far outside (or, if negative, inside) it is.
 
     Args:
-        lower: (batch,) or (batch, target), for example of `choral.metrics.mixture_interval` at the same level.
+        lower: (batch,) or (batch, target), for example the central interval of the mixture at the same level.
         upper: of the same shape.
         targets: of the same shape.
         level: probability to cover, 1 - alpha.

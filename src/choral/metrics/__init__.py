@@ -31,7 +31,6 @@ from choral.metrics.evaluate import (
     corrupted_means,
     corruption_errors,
     evaluate_classification,
-    evaluate_regression,
     mean_corruption_error,
 )
 from choral.metrics.inputs import PROB_FLOOR
@@ -40,10 +39,7 @@ from choral.metrics.regression import (
     gaussian_log_scores,
     interval_coverage,
     interval_width,
-    mixture_cdf,
-    mixture_interval,
     mixture_nll,
-    mixture_quantile,
     rmse,
 )
 from choral.metrics.uncertainty import (
@@ -66,10 +62,10 @@ __all__ = [
     "PROB_FLOOR", "ReliabilityTable", "accuracy", "adaptive_ece", "aleatoric_variance", "aupr", "auroc",
     "average_draws", "average_precisions", "brier", "class_report", "correlation_matrix", "corrupted_means",
     "corruption_errors", "crps", "disagreement", "disagreement_matrix", "ece", "entropy",
-    "epistemic_variance", "evaluate_classification", "evaluate_ood", "evaluate_regression", "evaluate_scores",
+    "epistemic_variance", "evaluate_classification", "evaluate_ood", "evaluate_scores",
     "expected_entropy", "fpr95", "gaussian_log_scores", "interval_coverage", "interval_width",
-    "logits_nll", "max_logit_score", "mce", "mean_corruption_error", "member_correlation", "mixture_cdf",
-    "mixture_interval", "mixture_nll", "mixture_quantile", "mutual_information", "nll", "ood_scores", "pair_matrices",
+    "logits_nll", "max_logit_score", "mce", "mean_corruption_error", "member_correlation", "mixture_nll",
+    "mutual_information", "nll", "ood_scores", "pair_matrices",
     "reliability_table", "rmse", "top_accuracy", "variation_ratio",
 ]  # fmt: skip
 

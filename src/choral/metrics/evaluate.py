@@ -7,18 +7,9 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.metrics.classification import binned, brier_rows, correct_rows, equal_count_gap, nll_rows
-from choral.metrics.diversity import mean_of_pairs, member_correlation, pair_matrices
-from choral.metrics.inputs import average, checked_labels, checked_probs, checked_regression, row_chunks
-from choral.metrics.regression import (
-    crps,
-    gaussian_log_scores,
-    interval_coverage,
-    interval_width,
-    mixture_interval,
-    mixture_nll,
-    rmse,
-)
-from choral.metrics.uncertainty import aleatoric_variance, entropies, epistemic_variance, votes_outside_mode
+from choral.metrics.diversity import mean_of_pairs, pair_matrices
+from choral.metrics.inputs import average, checked_labels, checked_probs, row_chunks
+from choral.metrics.uncertainty import entropies, votes_outside_mode
 
 
 def evaluate_classification(
@@ -86,51 +77,6 @@ def _classification_rows(member_probs: Tensor, labels: Tensor, weights: Tensor |
         "member_accuracy": correct_rows(member_probs, labels).mean(0),
         "member_nll": nll_rows(member_probs, labels).mean(0),
     }
-
-
-def evaluate_regression(
-    means: Tensor,
-    variances: Tensor,
-    targets: Tensor,
-    *,
-    levels: Sequence[float] = (0.5, 0.9, 0.95),
-    weights: Tensor | None = None,
-) -> dict[str, float]:
-    """Return every regression measure of an ensemble of Gaussian predictions.
-
-    Of the members' mixture: `rmse`, `mae`, `nll`, `crps`, and for each level (in percent) `coverage_90`, `width_90`,
-    ... Of members alone, averaged: `member_rmse`, `member_nll`, `member_crps`. Roots of the mean variances,
-    `aleatoric_std` and `epistemic_std`, and `residual_correlation` between members' errors.
-
-    Args:
-        means: (member, batch, ...).
-        variances: (member, batch, ...), all positive.
-        targets: (batch, ...), in the units of the means.
-        levels: probabilities of the central intervals, between 0 and 1.
-        weights: (member,) for the mixture, uniform by default.
-
-    >>> result = evaluate_regression(torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([0.0, 1.0, 3.0]))
-    >>> round(result["rmse"], 4), round(result["coverage_90"], 4)
-    (1.8257, 0.6667)
-    """
-    means, variances, targets = checked_regression(means, variances, targets)
-    result = {
-        "rmse": rmse(means, targets, weights=weights),
-        "mae": float((average(means, weights) - targets).abs().mean()),
-        "nll": mixture_nll(means, variances, targets, weights=weights),
-        "crps": crps(means, variances, targets, weights=weights),
-        "member_rmse": sum(rmse(member.unsqueeze(0), targets) for member in means) / len(means),
-        "member_nll": float(-gaussian_log_scores(means, variances, targets).mean()),
-        "member_crps": crps(means[None], variances[None], targets.expand_as(means)),
-        "aleatoric_std": float(aleatoric_variance(variances, weights=weights).mean()) ** 0.5,
-        "epistemic_std": float(epistemic_variance(means, weights=weights).mean()) ** 0.5,
-        "residual_correlation": member_correlation(means - targets),
-    }
-    for level in levels:
-        ends = mixture_interval(means, variances, level=level, weights=weights)
-        result[f"coverage_{100 * level:g}"] = interval_coverage(*ends, targets)
-        result[f"width_{100 * level:g}"] = interval_width(*ends)
-    return result
 
 
 Errors = Mapping[str, Sequence[float]]

@@ -1,9 +1,9 @@
-"""Scores of Gaussian and Gaussian-mixture predictions: RMSE, NLL, CRPS, quantiles, intervals and their coverage.
+"""Scores of Gaussian and Gaussian-mixture predictions: RMSE, NLL, CRPS, intervals and their coverage.
 
 `means` and `variances` are (member, batch, ...), `targets`, `lower` and `upper` (batch, ...), `weights` of members
 (member,), uniform by default. An ensemble's prediction for one target is the mixture sum_m w_m N(mean_m, variance_m). All functions treat every
 entry after the batch axis as a target of its own and average over all of them. A member without a variance
-(variance 0) is a point; CRPS, quantiles and coverage allow it, a likelihood does not.
+(variance 0) is a point; CRPS allows it, a likelihood does not.
 """
 
 import math
@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
-from choral.metrics.inputs import (
-    average,
-    check_level,
-    checked_finite,
-    checked_regression,
-    checked_weights,
-    mixture_log,
-)
+from choral.metrics.inputs import average, checked_finite, checked_regression, checked_weights, mixture_log
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -59,12 +52,6 @@ def mixture_nll(means: Tensor, variances: Tensor, targets: Tensor, *, weights: T
     return float(-mixture_log(gaussian_log_scores(means, variances, targets), weights).mean())
 
 
-def _cdf(centered: Tensor, scales: Tensor) -> Tensor:
-    """Return the normal distribution function at centered values; a step (1/2 at 0) where the scale is 0."""
-    z = torch.where(scales > 0, centered / scales.clamp_min(1e-300), centered.sign() * math.inf)
-    return torch.special.ndtr(torch.where(centered == 0, 0.0, z))
-
-
 def _expected_distance(centered: Tensor, scales: Tensor) -> Tensor:
     """Return E|X| of X ~ N(centered, scales²): 2 s phi(c/s) + c (2 Phi(c/s) - 1), and |c| where the scale is 0."""
     z = centered / scales.clamp_min(1e-300)
@@ -98,48 +85,6 @@ def crps(means: Tensor, variances: Tensor | None, targets: Tensor, *, weights: T
     0.233695
     """
     return float(crps_rows(means, variances, targets, weights=weights).mean())
-
-
-def mixture_cdf(means: Tensor, variances: Tensor, values: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Return the members' mixture distribution function at the values.
-
-    Shapes: means and variances (member, batch, ...), values (batch, ...) -> (batch, ...).
-    """
-    means, variances, values = checked_regression(means, variances, values)
-    return average(_cdf(values - means, variances.sqrt()), weights).clamp(0.0, 1.0)
-
-
-def mixture_quantile(means: Tensor, variances: Tensor, level: float, *, weights: Tensor | None = None) -> Tensor:
-    """Return the value below which the members' mixture puts probability `level`, by bisection to machine precision.
-
-    Shapes: means and variances (member, batch, ...) -> (batch, ...).
-
-    >>> round(float(mixture_quantile(torch.zeros(1, 1), torch.ones(1, 1), 0.975)), 4)
-    1.96
-    """
-    check_level(level)
-    means, variances, _ = checked_regression(means, variances, means[0])
-    shares, scales = checked_weights(weights, means), variances.sqrt()
-    each = means + scales * torch.special.ndtri(torch.tensor(level, dtype=torch.float64, device=means.device))
-    low, high = each.min(0).values, each.max(0).values  # the mixture's quantile lies between its parts' quantiles
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        below = torch.einsum("m,m...->...", shares, _cdf(middle - means, scales)) < level
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return 0.5 * (low + high)
-
-
-def mixture_interval(
-    means: Tensor, variances: Tensor, *, level: float, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends of the mixture's central interval of probability `level`.
-
-    Shapes: means and variances (member, batch, ...) -> two of (batch, ...).
-    """
-    check_level(level)
-    tail = 0.5 * (1.0 - level)
-    lower = mixture_quantile(means, variances, tail, weights=weights)
-    return lower, mixture_quantile(means, variances, 1.0 - tail, weights=weights)
 
 
 def interval_coverage(lower: Tensor, upper: Tensor, targets: Tensor) -> float:
