@@ -72,24 +72,6 @@ def test_numbers(name: str, tmp_path: Path) -> None:
     assert column.missing == any(map(np.isnan, expected))
 
 
-@pytest.mark.parametrize(
-    ("cells", "lines"),
-    [
-        (["3,141", "2,718", "9,999"], "lines 2, 3, 4"),  # nothing tells thousands from decimals
-        (["3.142", "2.718", "51,257", "1.5"], "line 4"),
-    ],
-)
-def test_a_comma_that_may_be_a_decimal_one_is_named(cells: list[str], lines: str, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=f"{lines}, which is read with its separator between thousands, but may be"):
-        table_of(cells, tmp_path)
-
-
-def test_a_target_with_such_commas_is_named_too(tmp_path: Path) -> None:
-    pd.DataFrame({"c": [1.5, 2.25, 3], "y": ["3,141", "2,718", "9,999"]}).to_csv(tmp_path / "t.csv", index=False)
-    with pytest.warns(UserWarning, match="column 'y' holds '3,141' in lines 2, 3, 4,"):
-        learn_table(read_table(tmp_path / "t.csv"), "y", task="regression", path="t.csv")
-
-
 def test_a_number_never_begins_with_zero_thousands(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"'0,512' in lines 2, 3, 4, 5, ...,"):
         table, _ = table_of([f"0,{i}" for i in range(512, 540)], tmp_path)
@@ -327,14 +309,6 @@ def test_amounts_of_a_file_with_decimal_commas(tmp_path: Path) -> None:
     frame = read_table(tmp_path / "t.csv")
     table = learn_table(frame, "y", task="regression")
     assert values_of(table, frame) == pytest.approx([1250.5, 1.599, 20], rel=1e-3)
-
-
-def test_decimals_of_one_file_may_differ_by_column(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("c;n;y\n1,5 €;0.5;1.5\n2,25 €;1.5;2.5\n20 €;2.5;3.5\n")
-    frame = read_table(tmp_path / "t.csv")
-    table = learn_table(frame, "y", task="regression")
-    assert values_of(table, frame) == pytest.approx([1.5, 2.25, 20], rel=1e-3)
-    assert table.targets(frame).tolist() == [1.5, 2.5, 3.5]
 
 
 def test_zeros_before_whole_numbers_are_kept(tmp_path: Path) -> None:

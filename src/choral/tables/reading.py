@@ -21,7 +21,7 @@ from choral.base.text import short
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
 MOSTLY = 0.9  # of the cells with a value that must be numbers, or dates, for the column to be one
-_NOTES = "choral"  # key of `DataFrame.attrs`: line of the first row; whether most decimals of the file follow a comma, None if none can
+_NOTES = "choral"  # key of `DataFrame.attrs`: line of the first row; whether decimals of the file follow a comma
 _MARKS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
 _ERRORS = ["#DIV/0!", "#REF!", "#VALUE!", "#NAME?", "#NUM!", "#NULL!", "#N/A"]  # of spreadsheets
 _EMPTY = ["", "?", "na", "NA", "n/a", "N/A", "n.a.", "N.A.", "nan", "NaN", "null", "NULL", "Null", "<NA>", *_ERRORS]
@@ -107,7 +107,7 @@ def _first_sheet(path: Path) -> tuple[Any, str]:
 
     with pd.ExcelFile(path) as book:
         frame, sheets = pd.read_excel(book, keep_default_na=False, na_values=_EMPTY), book.sheet_names
-    frame.attrs[_NOTES] = (2, None)
+    frame.attrs[_NOTES] = (2, False)
     return frame, f"from the first of {len(sheets)} sheets, {short(str(sheets[0]))!r}" if len(sheets) > 1 else ""
 
 
@@ -140,7 +140,7 @@ def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of lines that lose their last cells
             frame = read()
-        frame.attrs[_NOTES] = (frame.index[0] + 2 if len(frame) else 2, None if mark == "," else comma)
+        frame.attrs[_NOTES] = (frame.index[0] + 2 if len(frame) else 2, comma)
         return frame
 
     def frames(reader: Any) -> Iterator[Any]:
@@ -227,7 +227,7 @@ class Cells:
     def __init__(self, series: Any):
         self._is_span = series.dtype.kind == "m"
         self.series, self.name = series.dt.total_seconds() if self._is_span else series, str(series.name)
-        self._first_line, self._comma = series.attrs.get(_NOTES, (None, None))
+        self._first_line, self._comma = series.attrs.get(_NOTES, (None, False))
         self.is_category, kind = str(series.dtype) == "category", self.series.dtype.kind
         self.is_number, self.is_flag, self.is_date = (kind in of and not self.is_category for of in ("fiu", "b", "M"))
         self._is_typed = self.is_number or self.is_flag or self.is_date
@@ -302,37 +302,17 @@ class Cells:
         return int(self.series.nunique()) if self.is_number or self.is_date else len(self.held)
 
     @cached_property
-    def _parsed(self) -> tuple[np.ndarray, np.ndarray, Any]:
-        """The number of each different word, NaN for none, its unit ('' for none), and the word with a decimal point."""
-        if self._comma is None:
-            return *_parsed(self.words), self.words
-        swapped = [str(word).translate(str.maketrans(",.", ".,")) for word in self.words]
-        ways = [(*_parsed(words), words) for words in (self.words, swapped)]
-        reach = [int(self.counts[np.isfinite(values)].sum()) for values, *_ in ways]
-        return ways[self._comma if reach[0] == reach[1] else reach[1] > reach[0]]
-
-    def say_doubt(self, path: str) -> None:
-        """Warn of numbers such as 3,141, read as 3141, if all are such or some are like 3.14; one like 1,234.5, or a currency, leaves no doubt."""
-        if self._is_typed:
-            return
-        values, units, words = self._parsed
-        known = np.isfinite(values) & (self.counts > 0)
-        forms = (r"^\D*\d{1,3},\d{3}\D*$", r"\d,\d{3}[.,]\d", r"^\D*\d*\.\d")
-        once, sure, point = (known & [bool(re.search(form, word)) for word in words] for form in forms)
-        odd = self.spread(once, False).astype(bool)
-        doubt = (point.any() or once[known].all()) and not sure.any() and not any(map(is_money, units[known]))
-        if odd.any() and doubt:
-            warn(
-                f"{path}: column '{short(self.name)}' holds {short(self.first(odd))!r} in {self.lines(odd)}, which is read with its separator "
-                f"between thousands, but may be a decimal; {odd.sum():,} such cell(s) are read so; write decimals as 3.141."
-            )
+    def _parsed(self) -> tuple[np.ndarray, np.ndarray]:
+        """The number of each different word, NaN for none, and its unit ('' for none)."""
+        points = str.maketrans(",.", ".,") if self._comma else {}
+        return _parsed([str(word).translate(points) for word in self.words])
 
     @cached_property
     def commonest_unit(self) -> str:
         """What most numbers have behind or before them (kg, %, $), if anything; next to a currency, numbers alone are amounts of it."""
         if self._is_typed:
             return "seconds" if self._is_span else ""
-        values, units, _ = self._parsed
+        values, units = self._parsed
         rows = {unit: int(self.counts[(units == unit) & ~np.isnan(values)].sum()) for unit in set(units)}
         bare = rows.get("", 0)
         reach = {unit: count + bare * is_money(unit) for unit, count in rows.items() if count}
@@ -356,7 +336,7 @@ class Cells:
             return np.asarray(self.series.to_numpy(np.float64, na_value=np.nan))
         if self.is_date:
             return np.full(len(self), np.nan)
-        values, units, _ = self._parsed
+        values, units = self._parsed
         bare = unit in ("", "seconds") or is_money(unit) or not (units != "").any()
         known = (units == unit) | ((units == "") & bare)
         return self.spread(np.where(known & ~self._blank, values, np.nan), np.nan)
