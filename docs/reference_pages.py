@@ -38,7 +38,7 @@ MODULES = {
     "objectives": "Likelihoods and penalties",
     "models": "Networks",
     "metrics": "Scores",
-    "calibration": "Temperature, conformal sets and intervals, selection",
+    "calibration": "Temperature, conformal sets and intervals, weights of members",
     "data": "Data sources and transforms",
     "callbacks": "Callbacks",
     "corruptions": "Corruptions of images",

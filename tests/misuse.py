@@ -138,25 +138,12 @@ def _posthoc() -> Iterator[Row]:
         {"member_log_scores": (logs * NAN, logs[0], "a", None)},
     )
     yield (
-        calibration.select_members,
-        {"member_log_scores": logs, "members": 2},
-        {
-            "member_log_scores": (logs * NAN, logs[0], None),
-            "members": (*COUNT, 9),
-        },
-    )
-    yield (
         calibration.conformal_threshold,
         {"scores": TARGETS, "level": 0.9},
         {"scores": (TARGETS * NAN, "a", TARGETS[:0]), "level": (0, 1, *SHARE)},
     )
     yield calibration.Temperature, {"temperatures": (1.0,)}, {"temperatures": ((0.0,), (-1.0,), (NAN,), "a", (), 1.0)}
     yield calibration.StackingWeights, {"weights": (0.5, 0.5)}, {"weights": ((-1.0, 2.0), (NAN,), (), "a", 1.0)}
-    yield (
-        calibration.MemberSelection,
-        {"indices": (0, 1), "nll": (1.0, 0.9)},
-        {"indices": ((-1,), (0.5,), (), "a"), "nll": ("a", 1.0)},
-    )
     yield (
         calibration.ConformalSets,
         {"threshold": 0.5, "level": 0.9},

@@ -247,9 +247,6 @@ def test_the_draws_of_one_network_are_one_member():
     assert found["diversity"]["matrix"] == [[0]]
     assert "disagreement" not in found["scores"]
     assert found["scores"]["member_nll"] == pytest.approx(found["scores"]["nll"], rel=1e-6)
-    kept = fitted.calibrated(X, Y, select=3)._predictive(X)
-    assert set(kept.learners) == {0}
-    assert len(kept.learners) == len(kept.logits)
 
 
 def test_errors_of_regression_members_are_those_of_the_mixture_of_their_draws():

@@ -7,7 +7,7 @@ import torch
 import choral
 from choral import models
 from choral.base.errors import InputError
-from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature, evaluate_sets
+from choral.calibration import ConformalSets, StackingWeights, Temperature, evaluate_sets
 from choral.metrics import logits_nll, mixture_nll, nll
 from choral.plan import Adam
 from choral.predictions import MultiLabel
@@ -53,11 +53,11 @@ def test_temperature_divides_the_logits_and_lowers_held_out_nll(classes):
 
 def test_each_correction_is_fitted_on_what_the_ones_before_leave(classes):
     x, y = blobs(400, 1)
-    corrected = classes.calibrated(x, y, select=3, temperature="member", stacking=True, level=0.8)
-    chosen, warm, weights, _ = corrected.posthoc
+    corrected = classes.calibrated(x, y, temperature="member", stacking=True, level=0.8)
+    warm, weights, _ = corrected.posthoc
     prediction = corrected._predictive(x)
-    assert len(prediction.logits) == len(chosen.indices) == len(warm.temperatures) == len(weights.weights)
-    raw = classes.outputs(x)[list(chosen.indices)] / torch.tensor(warm.temperatures).view(-1, 1, 1)
+    assert len(prediction.logits) == len(warm.temperatures) == len(weights.weights)
+    raw = classes.outputs(x) / torch.tensor(warm.temperatures).view(-1, 1, 1)
     assert torch.allclose(prediction.logits, raw, atol=1e-6)
     assert torch.allclose(
         prediction.probs, (raw.softmax(-1) * torch.tensor(weights.weights).view(-1, 1, 1)).sum(0), atol=1e-6
@@ -87,7 +87,7 @@ def test_conformal_intervals_cover_as_promised(targets, rule):
 
 def test_corrections_are_saved_with_the_ensemble(classes, targets, tmp_path):
     x, y = blobs(200, 1)
-    corrected = classes.calibrated(x, y, select=3, temperature="ensemble", stacking=True, level=0.9, conformal="raps")
+    corrected = classes.calibrated(x, y, temperature="ensemble", stacking=True, level=0.9, conformal="raps")
     corrected.save(tmp_path / "classes.choral")
     loaded = choral.load(tmp_path / "classes.choral")
     assert loaded.posthoc == corrected.posthoc
@@ -142,9 +142,8 @@ def test_corrections_apply_in_one_order_whatever_order_they_are_given_in(classes
     x, _ = blobs(20, 1)
     values = [
         ConformalSets(threshold=0.9, level=0.9, randomized=False),
-        StackingWeights(weights=(0.25, 0.75)),
-        Temperature(temperatures=(2.0, 3.0)),
-        MemberSelection(indices=(3, 1), nll=(0.5, 0.4)),
+        StackingWeights(weights=(0.0, 0.75, 0.0, 0.25)),
+        Temperature(temperatures=(1.0, 3.0, 1.0, 2.0)),
     ]
     one, other = classes.with_posthoc(*values), classes.with_posthoc(*reversed(values))
     assert one.posthoc == other.posthoc
@@ -160,7 +159,6 @@ def test_weights_of_a_method_stay_when_something_else_is_fitted(classes, targets
     assert [type(v) for v in sets.posthoc] == [StackingWeights, ConformalSets]
     torch.testing.assert_close(sets.predict(x).probs, weighed.predict(x).probs)
     cooled = weighed.calibrated(x, y)
-    alone = classes.with_posthoc(MemberSelection(indices=(0, 1), nll=(0.1, 0.1)))
     assert cooled.evaluate(x, y)["nll"] <= weighed.evaluate(x, y)["nll"] + 1e-9
     assert cooled.posthoc[0] != classes.calibrated(x, y).posthoc[0]  # fitted to the mixture there is, not to another
     cooled.save(tmp_path / "c.choral")
@@ -168,10 +166,9 @@ def test_weights_of_a_method_stay_when_something_else_is_fitted(classes, targets
     torch.testing.assert_close(loaded.predict(x).probs, cooled.predict(x).probs)
     assert [type(v) for v in weighed.calibrated(x, y, stacking=True).posthoc] == [StackingWeights]
     assert weighed.calibrated(x, y, stacking=True).posthoc[0] == classes.calibrated(x, y, stacking=True).posthoc[0]
-    assert [type(v) for v in alone.calibrated(x, y).posthoc] == [Temperature]
     x, y = line(80, 1)
     spread = targets.with_posthoc(StackingWeights(weights=(1.0, 0.0, 0.0))).calibrated(x, y, level=0.9)
-    one = targets.with_posthoc(MemberSelection(indices=(0,), nll=(0.1,)))
+    one = targets._of_networks([0])
     torch.testing.assert_close(spread.predict(x).mean, one.predict(x).mean)
 
 

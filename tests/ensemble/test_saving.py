@@ -16,7 +16,7 @@ from torch import nn
 import choral
 from choral import models
 from choral.base.errors import ChoralError, InputError, RunError
-from choral.calibration import ConformalSets, MemberSelection, StackingWeights, Temperature
+from choral.calibration import ConformalSets, StackingWeights, Temperature
 from choral.comparison.compare import compare
 from choral.data.problems import read_arrays
 from choral.engine.files import pack_tensors, read_json, unpack_tensors, write_bytes, write_json
@@ -297,7 +297,6 @@ def test_values_that_cannot_be_are_refused_when_they_are_made():
         lambda: StackingWeights(weights=(nan, 1.0)),
         lambda: StackingWeights(weights=(0.0, 0.0)),
         lambda: StackingWeights(weights=(-0.5, 1.5)),
-        lambda: MemberSelection(indices=(-1,), nll=(0.0,)),
         lambda: ConformalSets(threshold=nan, level=0.9),
         lambda: ConformalSets(threshold=0.5, level=1.5),
     ):

@@ -157,7 +157,7 @@ def test_raw_outputs_have_a_mean_and_a_spread_and_the_loss_of_the_user():
     assert float(p.std) == pytest.approx((np.exp(2) - 1) / 2)
     found = p.scores(p.targets([1.0]))
     assert (found["loss"], found["member_loss"]) == (0.0, 1.0)
-    for wrong in ({"level": 0.9}, {"temperature": "ensemble"}, {"select": 1}):
+    for wrong in ({"level": 0.9}, {"temperature": "ensemble"}, {"stacking": True}):
         with pytest.raises(InputError):
             fit_corrections(p, [1.0], **wrong)
 

@@ -19,7 +19,6 @@ from choral.calibration.conformal import (
 )
 from choral.calibration.members import (
     GreedySelection,
-    MemberSelection,
     StackingWeights,
     Temperature,
     bagged_selection,
@@ -27,15 +26,13 @@ from choral.calibration.members import (
     fit_temperature,
     greedy_selection,
     label_log_scores,
-    select_members,
 )
 
 __all__ = [
     "ConformalLabels", "ConformalQuantile", "ConformalResidual", "ConformalSets", "GreedySelection",
-    "MemberSelection", "StackingWeights", "Temperature", "bagged_selection", "conformal_threshold",
+    "StackingWeights", "Temperature", "bagged_selection", "conformal_threshold",
     "evaluate_intervals", "evaluate_sets", "fit_conformal_sets", "fit_label_sets", "fit_quantile_intervals",
     "fit_residual_intervals", "fit_stacking", "fit_temperature", "greedy_selection", "label_log_scores",
-    "select_members",
 ]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

@@ -1,15 +1,14 @@
-"""Corrections of members, fitted on held-out rows: their temperature, their weights, and which of them to use.
+"""Corrections of members, fitted on held-out rows: their temperature and their weights.
 
 A temperature minimizes the held-out negative log likelihood of the *ensemble*, the members' average of softmax(logits / T), so that
 members and ensemble are not calibrated against each other. Stacking finds the weights of the best mixture; greedy selection
-takes members one by one, with replacement (whole counts become weights) or without. What is averaged and what the average costs are
+takes members one by one, with replacement, and whole counts become weights. What is averaged and what the average costs are
 given by the caller, so one search serves mixtures, averaged logits, averaged quantiles and averaged outputs: see `Predictive.blend`.
 """
 
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -269,40 +268,28 @@ def greedy_selection(
     (1, 1, 0)
     """
     values, cost = mixture(member_values) if loss is None else (double(member_values), loss)
+    if values.dim() < 2 or not values.numel():
+        raise InputError(f"member_values has shape {tuple(values.shape)}; give (member, batch, ...), not empty.")
+    shares, total = _shares(weights, values), torch.zeros_like(values[0])
     chosen: list[int] = []
     losses: list[float] = []
     best = 0  # how many of the choices to keep
-    for index, found in itertools.islice(_choices(values, cost, weights), picks):
-        chosen.append(index)
-        losses.append(found)
-        if not best or found < losses[best - 1] - _GAIN * (1 + abs(losses[best - 1])):
-            best = len(chosen)
-        if len(chosen) == best + _PATIENCE:
-            break
-    counts = tuple(chosen[:best].count(i) for i in range(len(values)))
-    return GreedySelection(counts=counts, losses=tuple(losses[:best]))
-
-
-def _choices(
-    values: Tensor, cost: Loss, weights: Tensor | None = None, *, again: bool = True
-) -> Iterator[tuple[int, float]]:
-    """Yield the member whose addition to the average costs least, the first among equals, and that cost; without `again` each once."""
-    if values.dim() < 2 or not values.numel():
-        raise InputError(f"member_values has shape {tuple(values.shape)}; give (member, batch, ...), not empty.")
-    shares, total, barred = _shares(weights, values), torch.zeros_like(values[0]), torch.zeros(len(values))
-    for count in itertools.count(1) if again else range(1, len(values) + 1):
+    while len(chosen) < min(picks, best + _PATIENCE):
         parts = [
-            torch.einsum("b,mb->m", shares, cost((total + values[some]) / count))
+            torch.einsum("b,mb->m", shares, cost((total + values[some]) / (len(chosen) + 1)))
             for some in row_chunks(len(values), width=values[0].numel())
         ]
-        found = torch.cat(parts).nan_to_num(nan=math.inf) + barred.to(values.device)
+        found = torch.cat(parts).nan_to_num(nan=math.inf)
         index = int(found.argmin())
-        if not math.isfinite(float(found[index])):
+        chosen.append(index)
+        losses.append(float(found[index]))
+        if not math.isfinite(losses[-1]):
             raise InputError("no member has finite values on these points; there is nothing to choose from.")
-        yield index, float(found[index])
+        if not best or losses[-1] < losses[best - 1] - _GAIN * (1 + abs(losses[best - 1])):
+            best = len(chosen)
         total = total + values[index]
-        if not again:
-            barred[index] = math.inf
+    counts = tuple(chosen[:best].count(i) for i in range(len(values)))
+    return GreedySelection(counts=counts, losses=tuple(losses[:best]))
 
 
 def bagged_selection(
@@ -352,48 +339,3 @@ def _shares(weights: Tensor | None, values: Tensor) -> Tensor:
             f"weights has shape {tuple(found.shape)}; give (batch,) = ({batch},) numbers of 0 or more, not all 0."
         )
     return found / found.sum()
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemberSelection(Correction):
-    """The selected members, in order of selection.
-
-    Args:
-        indices: places of the chosen members.
-        nll: held-out negative log likelihood after each choice.
-
-    >>> MemberSelection(indices=(2, 0), nll=(0.5, 0.4)).apply(torch.tensor([[1.0], [2.0], [3.0]])).tolist()
-    [[3.0], [1.0]]
-    """
-
-    rank: ClassVar[int] = 0
-    indices: tuple[int, ...]
-    nll: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.indices or min(self.indices) < 0:
-            raise InputError(f"indices are {self.indices}; give the places of one or more members, counted from 0.")
-
-    def corrected(self, prediction: Any) -> Any:
-        return prediction.of_rows(self.indices)
-
-    def apply(self, member_values: Tensor) -> Tensor:
-        """Return the chosen members' values in order. Shapes: (member, ...) -> (chosen, ...)."""
-        return member_values[list(self.indices)]
-
-
-def select_members(member_log_scores: Tensor, *, members: int) -> MemberSelection:
-    """Return different members chosen one by one, each the one whose addition gives the average the best held-out log score.
-
-    The shortest run of choices with the best score is kept, so the result is never worse on this data than the best single member.
-
-    Args:
-        member_log_scores: (member, batch), log of what each member gives to what happened; see `label_log_scores`.
-        members: how many choices to make, at most.
-
-    Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.
-    """
-    values, cost = mixture(member_log_scores)
-    chosen, nll = zip(*itertools.islice(_choices(values, cost, again=False), members))
-    kept = 1 + nll.index(min(nll))
-    return MemberSelection(indices=chosen[:kept], nll=nll[:kept])

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ from choral.base.interface import Interface, detach
 from choral.base.text import html_table, short
 from choral.base.types import Builds
 from choral.base.values import guarded, is_whole, typed
-from choral.calibration import MemberSelection, StackingWeights, Temperature, fit_stacking, select_members
+from choral.calibration import StackingWeights, Temperature, fit_stacking
 from choral.calibration.members import Correction
 from choral.data.inputs import Transforms, written
 from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
@@ -129,27 +129,18 @@ def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
     >>> import torch
     >>> from choral.predictions import Classification
     >>> p = Classification(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
-    >>> correct(p, [MemberSelection(indices=(0,), nll=(0.1,)), Temperature(temperatures=(2.0,))]).logits.tolist()
-    [[[1.0, 0.0]]]
+    >>> correct(p, [Temperature(temperatures=(2.0,))]).logits.tolist()
+    [[[1.0, 0.0]], [[0.0, 1.0]]]
     """
     for value in values:
         prediction = value.corrected(prediction)
     return prediction
 
 
-def _staying(values: Sequence[Correction], asked: Mapping[str, Any]) -> tuple[Correction, ...]:
-    """Return what stays when those `asked` for are fitted: the weights of all members, unless members are weighted or selected anew."""
-    kinds = {type(value) for value in values}
-    if MemberSelection in kinds or any(asked.get(name) for name in ("select", "stacking")):
-        return ()
-    return tuple(value for value in values if type(value) is StackingWeights)
-
-
 def fit_corrections(
     prediction: Predictive,
     y: Any,
     *,
-    select: int | None = None,
     temperature: Literal["ensemble", "member"] | None = None,
     stacking: bool = False,
     level: float | None = None,
@@ -161,7 +152,6 @@ def fit_corrections(
     Args:
         prediction: of held-out rows no member was trained on, without corrections.
         y: labels or targets of those rows.
-        select: choose at most this many members greedily by log score.
         temperature: divide logits by one number for the 'ensemble' or one for each 'member' (classification).
         stacking: weigh members by the log score of their mixture.
         level: nominal coverage of conformal sets or intervals; none are fitted if None.
@@ -182,17 +172,15 @@ def fit_corrections(
         raise InputError(
             f"conformal is {conformal!r}, but no level says how much is to be covered; give level=0.9, say."
         )
-    if not stacking and all(value is None for value in (select, temperature, level)):
+    if not stacking and temperature is None and level is None:
         if Temperature not in prediction.accepts:
             raise InputError(
                 f"nothing says what is to be fitted, and {prediction.task} has no temperature; give level=0.9 for intervals that cover 90 %, "
                 "or stacking=True for weights of members."
             )
         temperature = "ensemble"
-    if select is not None or stacking:
+    if stacking:
         prediction.check_mixture()
-    if select is not None:
-        add(select_members(prediction.log_scores(targets), members=select))
     if temperature is not None:
         add(prediction.fit_temperature(targets, per=temperature))
     if stacking:
@@ -493,7 +481,7 @@ class Ensemble:
     def with_posthoc(self, *values: Correction) -> "Ensemble":
         """Return the same members with these corrections of `choral.calibration`, in place of earlier ones.
 
-        Predictions apply a member selection, a temperature and stacking weights, and offer conformal sets
+        Predictions apply a temperature and stacking weights, and offer conformal sets
         (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
         """
         twin = copy.copy(self)
@@ -510,13 +498,12 @@ class Ensemble:
             x: held-out inputs, as given to predict.
             y: their labels or targets; by default the target column of a data frame.
             batch_size: most rows evaluated at once.
-            options: what to fit, as in `choral.ensemble.ensemble.fit_corrections`: select=4, temperature='ensemble',
-                stacking=True, level=0.9; by default one temperature of the ensemble.
+            options: what to fit, as in `choral.ensemble.ensemble.fit_corrections`: temperature='ensemble', stacking=True, level=0.9; by default one temperature of the ensemble.
         """
         y = self._arranged_targets(x, y)
         outputs = self.outputs(x, batch_size=batch_size)
         self._check_targets(y, outputs)
-        kept = _staying(self.posthoc, options)
+        kept = [value for value in self.posthoc if type(value) is StackingWeights and not options.get("stacking")]
         prediction = correct(self._uncorrected(outputs), kept)
         return self.with_posthoc(*kept, *typed(fit_corrections)(prediction, y, **options))
 

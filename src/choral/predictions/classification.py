@@ -15,7 +15,6 @@ from choral.base.errors import InputError, warn
 from choral.calibration import (
     ConformalLabels,
     ConformalSets,
-    MemberSelection,
     StackingWeights,
     Temperature,
     fit_conformal_sets,
@@ -139,7 +138,7 @@ class Classification(Probabilities):
     task: ClassVar[str] = "classification"
     like_targets: ClassVar[bool] = False
     rules: ClassVar[tuple[str, ...]] = ("aps", "raps")
-    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, Temperature, StackingWeights, ConformalSets)
+    accepts: ClassVar[tuple[type[Correction], ...]] = (Temperature, StackingWeights, ConformalSets)
 
     combine: str = "probs"
     names: tuple[str, ...] | None = None
@@ -330,7 +329,7 @@ class MultiLabel(Probabilities):
     task: ClassVar[str] = "labels"
     alone: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
     rules: ClassVar[tuple[str, ...]] = ("labels",)
-    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, Temperature, ConformalLabels)
+    accepts: ClassVar[tuple[type[Correction], ...]] = (StackingWeights, Temperature, ConformalLabels)
 
     names: tuple[str, ...] | None = None
 

@@ -20,7 +20,7 @@ from choral import metrics
 from choral.base.batches import tensor_of
 from choral.base.errors import InputError, no_attribute
 from choral.base.text import html_table, number, short, text_table
-from choral.calibration import MemberSelection, StackingWeights
+from choral.calibration import StackingWeights
 from choral.calibration.members import Correction, Loss
 
 
@@ -156,7 +156,7 @@ class Predictive(ABC):
         if not self.mixes:
             raise InputError(
                 f"this ensemble predicts {self.task} by an average that is no mixture of probabilities: there is no log score by which members "
-                "could be selected, weighed or cooled one by one; leave select, stacking and temperature (of a vote; temperature='member' of mean logits) out."
+                "could be weighed or cooled one by one; leave stacking and temperature (of a vote; temperature='member' of mean logits) out."
             )
 
     @property
@@ -473,7 +473,7 @@ class Outputs(Predictive):
     alarming: ClassVar[tuple[str, ...]] = ("spread",)
     mixes: ClassVar[bool] = False
     offers: ClassVar[tuple[str, ...]] = ("mean", "std")
-    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights)
+    accepts: ClassVar[tuple[type[Correction], ...]] = StackingWeights
 
     member_outputs: Tensor
     function: Callable[[Tensor, Tensor], Tensor]

@@ -18,7 +18,6 @@ from choral.base.rng import generator, seeded
 from choral.calibration import (
     ConformalQuantile,
     ConformalResidual,
-    MemberSelection,
     StackingWeights,
     fit_quantile_intervals,
     fit_residual_intervals,
@@ -84,7 +83,6 @@ class Numbers(_Real):
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
     rules: ClassVar[tuple[str, ...]] = ("scaled", "residual", "quantile")
     accepts: ClassVar[tuple[type[Correction], ...]] = (
-        MemberSelection,
         StackingWeights,
         ConformalResidual,
         ConformalQuantile,
@@ -356,7 +354,7 @@ class QuantileRegression(_Real):
     alarming: ClassVar[tuple[str, ...]] = ("width", "epistemic")
     offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
     rules: ClassVar[tuple[str, ...]] = ("quantile",)
-    accepts: ClassVar[tuple[type[Correction], ...]] = (MemberSelection, StackingWeights, ConformalQuantile)
+    accepts: ClassVar[tuple[type[Correction], ...]] = (StackingWeights, ConformalQuantile)
 
     member_quantiles: Tensor
     levels: tuple[float, ...]
