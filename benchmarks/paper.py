@@ -42,7 +42,7 @@ from choral.comparison.evaluation import make_trial, sizes
 from choral.data import HorizontalFlip, Normalize, PadCrop, Transform, prepare
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
-from choral.predictions import Predictive, brief_of, scores_of
+from choral.predictions import Predictive, scores_of
 from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.testing.problems import CALM, PROBLEMS
@@ -127,7 +127,7 @@ def corrupted(ensemble: Ensemble, row: Row, scale: Scale) -> dict[str, Any]:
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
         parts = [predicted(ensemble, x, row.draws) for x in severities]
-        table[name] = [brief_of(part, part.targets(y_test[trial.corrupted_rows]), None) for part in parts]
+        table[name] = [part.brief(part.targets(y_test[trial.corrupted_rows])) for part in parts]
     levels = [
         [severity, *(statistics.mean(cells[i][m] for cells in table.values()) for m in ("accuracy", "ece"))]
         for i, severity in enumerate(scale.severities)

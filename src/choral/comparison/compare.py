@@ -212,18 +212,15 @@ def compare(
             baseline (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
         ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
         corruptions: names of corruptions (`choral.corruptions`), 'all', or () for none; images only.
-        options: further arguments of `fit`, for every method; `sample_weight` may be a pair, of training rows and of test rows; a cluster in `compute` trains all methods and seeds side by side.
+        options: further arguments of `fit`, for every method; a cluster in `compute` trains all methods and seeds side by side.
     """
     check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)
     (problem, columns), compute = _problem(data), options.get("compute") or Compute()
-    counted = None
-    if isinstance(options.get("sample_weight"), tuple) and len(options["sample_weight"]) == 2:
-        options["sample_weight"], counted = options["sample_weight"]
     if problem.likelihood is not None and options.get("likelihood") is None:
         options["likelihood"] = problem.likelihood
     spending = None if equal == "epochs" else Spending(build, problem.points, options)
     recipes = recipes_for(methods, budget=budget, members=members, training=training, spending=spending)
-    trial = trial_of(problem, weights=counted, ood=arranged(ood, columns), corruptions=corruptions)
+    trial = trial_of(problem, ood=arranged(ood, columns), corruptions=corruptions)
     owns, several = _checked_seeds(seed), not is_whole(seed)
     settings = {"data": problem.name, "budget": budget, "seed": owns[0], "training": training.to_dict()}
     settings |= {"choral": __version__, "train_rows": len(problem.y_train), "test_rows": len(problem.y_test)}
@@ -326,9 +323,7 @@ def _measured(
     return rows, below, {"evaluation": evaluations}
 
 
-def trial_of(
-    problem: Problem, *, weights: Any = None, ood: Any = None, corruptions: Sequence[str] | str = "all"
-) -> Trial:
+def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | str = "all") -> Trial:
     """Return what all methods are judged by: the test rows, out-of-distribution ones (`ood`, or made from them), and corrupted ones of images."""
     x, shape, name = problem.x_test, problem.image_shape, "the given second data set"
     if ood is None:
@@ -337,4 +332,4 @@ def trial_of(
     if corruptions == "all" and not images:
         corruptions = ()
     strangers: dict[str, Any] = {"ood": ood, "ood_name": name, "corruptions": corruptions}
-    return make_trial(x, problem.y_test, sample_weight=weights, image_shape=shape, corrupted_rows=200, **strangers)
+    return make_trial(x, problem.y_test, image_shape=shape, corrupted_rows=200, **strangers)

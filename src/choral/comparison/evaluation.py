@@ -22,10 +22,10 @@ from choral import __version__, metrics
 from choral.base import batches
 from choral.base.errors import InputError, RunError
 from choral.data.images import from_images, to_images
-from choral.data.sources import as_inputs, as_weights
+from choral.data.sources import as_inputs
 from choral.engine.files import read_json, write_json
 from choral.ensemble.ensemble import Ensemble
-from choral.predictions import Predictive, brief_of, scores_of
+from choral.predictions import Predictive
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -38,14 +38,12 @@ class Trial:
         x, y: clean test data.
         ood, ood_name: inputs from elsewhere, or None, and what they are.
         corrupted: corruption -> inputs at each of the severities, of the rows with the numbers `corrupted_rows`.
-        weights: what each test row counts (row,), float64; None counts all alike.
     """
 
     x: Any
     y: np.ndarray
     ood: Any = None
     ood_name: str = ""
-    weights: np.ndarray | None = None
     corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
     corrupted_rows: Any = ()
     severities: tuple[int, ...] = SEVERITIES
@@ -55,7 +53,7 @@ class Trial:
         """A short text that changes with the rows, and with the version of choral that judges."""
         state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
         inputs = [pair for x in (self.x, self.ood) if x is not None for pair in batches.named_leaves(x)]
-        held = [self.y, np.asarray(self.corrupted_rows, np.int64), *([] if self.weights is None else [self.weights])]
+        held = [self.y, np.asarray(self.corrupted_rows, np.int64)]
         others: list[tuple[str, Any]] = [
             ("", x) for x in (*held, *(x for each in self.corrupted.values() for x in each))
         ]
@@ -68,7 +66,6 @@ def make_trial(
     x: Any,
     y: Any,
     *,
-    sample_weight: Any = None,
     ood: Any = None,
     ood_name: str = "a second data set",
     corruptions: Sequence[str] | str = (),
@@ -82,7 +79,6 @@ def make_trial(
     Args:
         x: test inputs as given to predict.
         y: their labels or targets.
-        sample_weight: a weight for each test row, as in `fit`; equal if None.
         ood: inputs of another data set.
         ood_name: what to call them.
         corruptions: names of `choral.corruptions`, or 'all' for the fifteen common ones; images only (bytes, or numbers from 0 to 1).
@@ -94,9 +90,8 @@ def make_trial(
     x, y, ood = as_inputs(x), np.atleast_1d(y), None if ood is None else as_inputs(ood)
     if batches.rows(x) != len(y) or not len(y):
         raise InputError(f"x has {batches.rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
-    rows = None if sample_weight is None else as_weights(sample_weight, len(y)).numpy()
     if not corruptions:
-        return Trial(x, y, ood, ood_name, rows)
+        return Trial(x, y, ood, ood_name)
     from choral.corruptions import COMMON, corrupt
 
     if not isinstance(x, Tensor):
@@ -109,18 +104,19 @@ def make_trial(
         name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x.numpy()) for s in severities]
         for name in corruptions
     }
-    return Trial(x, y, ood, ood_name, rows, corrupted, keep, tuple(severities))
+    return Trial(x, y, ood, ood_name, corrupted, keep, tuple(severities))
 
 
 _SHOWN = 16  # members in matrices, at most
 _BINS = 20
+_ORDERS = 8  # random choices of members of each number
 _LONG = 10.0  # seconds of a prediction that is not taken twice
 
 
 def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> dict[str, Any]:
     """Return everything that is measured about an ensemble on test inputs and their targets, as plain JSON types.
 
-    Further options (sample_weight, ood, corruptions, severities, ...) are those of `make_trial`.
+    Further options (ood, corruptions, severities, ...) are those of `make_trial`.
     """
     options |= {"ood": ensemble._arranged(options["ood"])} if "ood" in options else {}
     y = ensemble._arranged_targets(x, y)
@@ -131,25 +127,24 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     """Return everything that is measured about an ensemble on a trial.
 
     Keys: task, rows, members, scores, cost, sizes, diversity, histograms, what the kind of prediction has (reliability, or coverage and
-    intervals), ood and corruptions. With weights of the rows, what is no mean over rows is left out.
+    intervals), ood and corruptions.
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
-    targets, weights = prediction.targets(trial.y), None if trial.weights is None else torch.from_numpy(trial.weights)
+    targets = prediction.targets(trial.y)
     first = prediction.of_rows([row for own in prediction.rows_by_member()[:_SHOWN] for row in own])
     measure, matrix = first.likeness(targets)
     found: dict[str, Any] = {
         "task": ensemble.task,
         "rows": batches.rows(trial.x),
         "members": len(prediction.rows_by_member()),
-        "scores": scores_of(prediction, targets, weights),
+        "scores": prediction.scores(targets),
         "score": prediction.score,
         "shown": list(prediction.shown),
         "cost": _cost(ensemble, seconds),
-        "sizes": sizes(prediction, targets, weights),
+        "sizes": sizes(prediction, targets),
         "diversity": {"measure": measure, "matrix": plain(matrix)},
     }
-    alike = weights is None
-    found |= plain(prediction.details(targets) | risk(prediction, targets)) if alike else {"weighted": True}
+    found |= plain(prediction.details(targets) | risk(prediction, targets))
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
     other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
@@ -235,22 +230,20 @@ def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
     }
 
 
-def sizes(
-    prediction: Predictive, targets: Tensor, weights: Tensor | None = None, *, orders: int = 8
-) -> list[dict[str, float]]:
+def sizes(prediction: Predictive, targets: Tensor) -> list[dict[str, float]]:
     """Return measures of ensembles of some of the members: the mean and the standard deviation over random choices.
 
     The choices are windows of one random circle of the members, so each member is chosen about equally often.
     """
     members = prediction.rows_by_member()
     circle = np.random.default_rng(0).permutation(len(members)).tolist() * 2
-    starts = np.linspace(0, len(members), min(orders, len(members)), endpoint=False).astype(int)
+    starts = np.linspace(0, len(members), min(_ORDERS, len(members)), endpoint=False).astype(int)
     counts = sorted({round(c) for c in np.geomspace(1, len(members), 12)})
     found = []
     for size in counts:
         windows = [circle[s : s + size] for s in (starts if size < len(members) else [0])]
         chosen = (prediction.of_rows(sorted(row for i in window for row in members[i])) for window in windows)
-        values = [brief_of(part, targets, weights) for part in chosen]
+        values = [part.brief(targets) for part in chosen]
         held = {n: [v[n] for v in values] for n in values[0]}
         means = {n: float(np.mean(v)) for n, v in held.items()}
         found.append({"members": size} | means | {f"{n}_std": float(np.std(v)) for n, v in held.items()})
@@ -272,12 +265,11 @@ def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
 
 def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
     rows, y = trial.corrupted_rows, trial.y[trial.corrupted_rows]
-    weights = None if trial.weights is None else torch.from_numpy(trial.weights[rows])
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
         joint = ensemble._predictive(np.concatenate(severities), batch_size=batch_size)
         parts = [joint.of_points(slice(i * len(y), (i + 1) * len(y))) for i in range(len(severities))]
-        table[name] = [brief_of(part, part.targets(y), weights) for part in parts]
+        table[name] = [part.brief(part.targets(y)) for part in parts]
     clean = clean.of_points(torch.as_tensor(rows))
     names = next(iter(table.values()))[0]
     score = "nll" if "nll" in names else clean.score
@@ -292,7 +284,7 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predi
         "levels": levels,
         "by_corruption": {name: sum(cell[score] for cell in cells) / len(cells) for name, cells in table.items()},
         "means": metrics.corrupted_means(table),
-        "clean": brief_of(clean, clean.targets(y), weights),
+        "clean": clean.brief(clean.targets(y)),
     }
 
 

@@ -1,7 +1,7 @@
 """Predictions: what an ensemble says about some points, how sure it is, and how well it did."""
 
 from choral.predictions.classification import Classification, MultiLabel
-from choral.predictions.prediction import Outputs, Prediction, Predictive, brief_of, means_of, scores_of
+from choral.predictions.prediction import Outputs, Prediction, Predictive, means_of, scores_of
 from choral.predictions.regression import Counts, Mixture, Numbers, QuantileRegression, Regression
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Predictive",
     "QuantileRegression",
     "Regression",
-    "brief_of",
     "means_of",
     "scores_of",
 ]

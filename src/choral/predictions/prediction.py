@@ -257,15 +257,6 @@ def scores_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = 
     return means_of(prediction.row_scores(targets), prediction.row_weights(targets, weights))
 
 
-def brief_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
-    """Return the few measures that are followed, by weights of the points (batch,) if there are any."""
-    plain = prediction.brief(targets)
-    if weights is None:
-        return plain
-    weighted = scores_of(prediction, targets, weights)
-    return {name: weighted[name] for name in plain if name in weighted}
-
-
 def means_of(rows: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, float]:
     """Return measures from those of points: their means, by weight; the root of 'mse' as 'rmse'.
 
