@@ -525,8 +525,8 @@ class Strict(pickle.Unpickler):
 
     def find_class(self, module, name):
         allowed = {
-            ("choral.sklearn.regressor", "EnsembleRegressor"),
-            ("choral.sklearn.classifier", "EnsembleClassifier"),
+            ("choral.sklearn.estimators", "EnsembleRegressor"),
+            ("choral.sklearn.estimators", "EnsembleClassifier"),
         }
         if (module, name) not in allowed:
             raise pickle.UnpicklingError(f"{module}.{name}")

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from choral.sklearn import EnsembleClassifier, EnsembleRegressor, estimator
+from choral.sklearn import EnsembleClassifier, EnsembleRegressor, estimators
 
 X = np.random.default_rng(0).normal(size=(60, 3))
 Y = X @ [1.0, 2.0, 3.0]
@@ -21,7 +21,7 @@ def interrupt(monkeypatch):
         def stop(*_, **__):
             raise error
 
-        monkeypatch.setattr(estimator, "prepared", stop)
+        monkeypatch.setattr(estimators, "prepared", stop)
 
     return begin
 

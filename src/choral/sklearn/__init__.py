@@ -3,7 +3,6 @@
 Inside this package `sklearn` is scikit-learn itself: imports are absolute.
 """
 
-from choral.sklearn.classifier import EnsembleClassifier
-from choral.sklearn.regressor import EnsembleRegressor
+from choral.sklearn.estimators import EnsembleClassifier, EnsembleRegressor
 
 __all__ = ["EnsembleClassifier", "EnsembleRegressor"]

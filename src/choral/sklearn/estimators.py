@@ -1,4 +1,4 @@
-"""What both estimators share: parameters, the way from X and y to an ensemble, and what a pickle holds.
+"""The estimators for scikit-learn: the way from X and y to an ensemble, numbers with intervals, classes with probabilities.
 
 A pickle holds the estimator's parameters, the ensemble as the bytes of a saved file, and plain values. Nothing of torch and no class of
 choral but the estimator's own is ever named in it; bytes are checked, as those of any file, before they become an ensemble.
@@ -11,18 +11,30 @@ from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import (
+    Bunch,
+    assert_all_finite,
+    check_array,
+    check_consistent_length,
+    check_random_state,
+    column_or_1d,
+    compute_class_weight,
+)
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from choral.base.errors import InputError
 from choral.base.values import is_number, is_whole
+from choral.calibration import fit_conformal_sets, fit_residual_intervals
 from choral.data.problems import Problem
 from choral.engine.compute import Compute
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.saving import load_bytes
-from choral.objectives.likelihoods import Likelihood
+from choral.objectives.likelihoods import LearnedGaussian, Likelihood
+from choral.objectives.likelihoods.regression import TargetScale
 from choral.recipes import make
 from choral.recipes.recipe import Recipe
 from choral.sklearn import inputs
@@ -32,6 +44,7 @@ from choral.tables.table import Table
 
 _SEEDS = 2**31 - 1
 _LISTED = "OUbiuf"  # kinds of arrays that lists say in full
+_NO_OTHER = "no other class"
 
 
 class EnsembleEstimator(BaseEstimator, ABC):
@@ -255,3 +268,227 @@ def _restored(value: Any) -> Any:
     if kind == "array":
         return np.array(value["values"], dtype=value["type"])
     return value
+
+
+class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
+    """A regressor that is an ensemble of neural networks, each of which predicts a mean and a variance.
+
+    Args:
+
+    Attributes:
+        ensemble_: the `choral.Ensemble`.
+
+    Targets are (n_samples,) or (n_samples, n_outputs), and so are predictions.
+
+    >>> X = np.linspace(-1, 1, 40)[:, None]
+    >>> model = EnsembleRegressor("packed", random_state=0).fit(X, 3 * X[:, 0])
+    >>> mean, std = model.predict([[0.5]], return_std=True)
+    >>> bool(abs(mean[0] - 1.5) < 0.2), bool(std[0] > 0)
+    (True, True)
+    """
+
+    calibration_: np.ndarray
+
+    def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
+        given = np.asarray(y)
+        times = (isinstance(cell, np.datetime64 | np.timedelta64) for cell in given.flat if given.dtype.kind == "O")
+        if given.dtype.kind in "mM" or any(times):  # which would be counts of whatever unit the type has
+            raise InputError(
+                f"{name} holds spans of time or dates; give numbers, such as {name} / np.timedelta64(1, 's'), or days since a first date."
+            )
+        found = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name=name))
+        if found.ndim not in (1, 2) or 0 in found.shape:
+            raise InputError(f"{name} has shape {found.shape}; give (n_samples,) or (n_samples, n_outputs).")
+        return found
+
+    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
+        self._is_flat = y.ndim == 1
+        scale = TargetScale.of(torch.tensor(y.reshape(len(y), -1)))  # given, so that equal targets are learned too
+        return y, Table(task="regression", reason="as asked"), LearnedGaussian(scale=scale)
+
+    def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
+        return y
+
+    def _shaped(self, values: torch.Tensor) -> np.ndarray:
+        """Return (row, target, ...) as targets were given."""
+        found = values.double().numpy()
+        return np.asarray(found[:, 0] if self._is_flat else found)
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Return the mean of what is predicted for each row, and its standard deviation if asked.
+
+        The deviation is that of the mixture: noise in the data and disagreement of the members together.
+        """
+        said = self._prediction(X)
+        return (self._shaped(said.mean), self._shaped(said.std)) if return_std else self._shaped(said.mean)
+
+    def predict_quantiles(self, X: Any, quantiles: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Return quantiles of the mixture, one or several shares: (n_samples, n_quantiles), or (n_samples, n_outputs, n_quantiles)."""
+        levels = [quantiles] if is_number(quantiles) else list(quantiles)
+        if not levels or not all(is_number(level) and 0 < level < 1 for level in levels):
+            raise InputError(f"quantiles is {quantiles!r}; give shares above 0 and below 1, such as (0.05, 0.5, 0.95).")
+        return self._shaped(self._prediction(X).quantiles_at([float(level) for level in levels]))
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """Return the low and high ends of an interval that holds the target with probability `level`.
+
+        After `calibrate` it is the conformal one, whose promise holds whatever the data; before, the central interval of the mixture.
+        """
+        if not is_number(level) or not 0 < level < 1:
+            raise InputError(f"level is {level!r}; give a probability above 0 and below 1, such as 0.9.")
+        said = self._prediction(X)
+        if not hasattr(self, "calibration_"):
+            low, high = said.mixture_interval(float(level))
+        else:
+            mean, std, y = (torch.tensor(part) for part in self.calibration_)
+            rule = fit_residual_intervals(mean, y, level=float(level), scales=std)
+            low, high = rule.apply(said.mean.double(), scales=said.std.double())
+        return self._shaped(low), self._shaped(high)
+
+    def predict_uncertainty(self, X: Any) -> Bunch:
+        """Return variances of each prediction: `total`, and its parts `aleatoric` and `epistemic`, each in the shape of predictions.
+
+        The aleatoric part is the mean variance that members predict (noise in the data), the epistemic one the variance of their means
+        (what they disagree about), which more data would lower.
+        """
+        said = self._prediction(X)
+        parts = {"total": said.variance, "aleatoric": said.aleatoric, "epistemic": said.epistemic}
+        return Bunch(**{name: self._shaped(part) for name, part in parts.items()})
+
+    def calibrate(self, X: Any, y: Any) -> Self:
+        """Learn from rows that no member was trained on how wide intervals must be; return the estimator.
+
+        `predict_interval` then promises its level for rows like these, whatever the ensemble thinks of itself.
+        """
+        check_is_fitted(self)
+        said, targets = self._said_to_calibrate(X, y)
+        if targets.size != said.mean.numel():
+            raise InputError(
+                f"y has shape {targets.shape}, and predictions {tuple(said.mean.shape)}; give one target for each."
+            )
+        self.calibration_ = np.stack([said.mean.double(), said.std.double(), targets.reshape(said.mean.shape)])
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
+    """A classifier that is an ensemble of neural networks.
+
+    Args:
+        class_weight: what a row of each class counts, by class, or 'balanced', as other classifiers of scikit-learn; it multiplies
+            `sample_weight`.
+
+    Attributes:
+        ensemble_: the `choral.Ensemble`.
+        classes_: the classes, sorted.
+
+    >>> X = np.array([[0.0], [0.1], [0.9], [1.0]] * 5)
+    >>> y = np.array(["low", "low", "high", "high"] * 5)
+    >>> model = EnsembleClassifier("packed", random_state=0).fit(X, y)
+    >>> model.predict([[0.05], [0.95]]).tolist()
+    ['low', 'high']
+    """
+
+    classes_: np.ndarray
+    calibration_: np.ndarray
+
+    def __init__(
+        self,
+        method: str | Recipe = "auto",
+        *,
+        n_estimators: int | None = None,
+        epochs: int | None = None,
+        time_limit: float | None = None,
+        validation_fraction: float | None = 0.2,
+        class_weight: Any = None,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: int = 0,
+    ):
+        super().__init__(
+            method,
+            n_estimators=n_estimators,
+            epochs=epochs,
+            time_limit=time_limit,
+            validation_fraction=validation_fraction,
+            device=device,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
+    def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
+        found = column_or_1d(y, warn=True)
+        assert_all_finite(found, input_name=name)
+        check_classification_targets(found)
+        return np.asarray(found)
+
+    def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        names = tuple(str(c) for c in self.classes_)
+        if len(names) == 1:  # a network has two outputs at least; the second is never shown
+            names = (*names, _NO_OTHER)
+        return numbers.astype(np.int64), Table(task="classification", reason="as asked", classes=names), None
+
+    def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
+        odd = [c for c in np.unique(y).tolist() if c not in self.classes_.tolist()]
+        if odd:
+            known = ", ".join(map(repr, self.classes_.tolist()[:10])) + ", ..." * (len(self.classes_) > 10)
+            raise InputError(f"{name} holds {odd[0]!r}, a class that training did not have; it had {known}.")
+        return np.searchsorted(self.classes_, y)
+
+    def _weigh(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        if self.class_weight is None:
+            return weights
+        own = np.ones(len(y)) if weights is None else weights
+        each = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[y], sample_weight=own)
+        return own * each[y]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probability of each class (n_samples, n_classes), in the order of `classes_`."""
+        return self._probs(self._prediction(X))
+
+    def _probs(self, said: Any) -> np.ndarray:
+        found = said.probs.double().numpy()[:, : len(self.classes_)]
+        return np.asarray(found / found.sum(1, keepdims=True))
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Return the logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the likeliest class of each row (n_samples,)."""
+        check_is_fitted(self)
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
+
+    def predict_uncertainty(self, X: Any) -> Bunch:
+        """Return how unsure the ensemble is of each row, in nats: `total`, `aleatoric` and `epistemic`, each (n_samples,).
+
+        The total is the entropy of the mean prediction, its aleatoric part the mean entropy of the members (noise in the data), and its
+        epistemic part what they disagree about (mutual information), which more data would lower.
+        """
+        said = self._prediction(X)
+        parts = {"total": said.entropy, "aleatoric": said.aleatoric, "epistemic": said.epistemic}
+        return Bunch(**{name: part.double().numpy() for name, part in parts.items()})
+
+    def calibrate(self, X: Any, y: Any) -> Self:
+        """Learn from rows that no member was trained on how large sets of classes must be; return the estimator."""
+        said, numbers = self._said_to_calibrate(X, y)
+        self.calibration_ = np.column_stack([numbers, self._probs(said)])
+        return self
+
+    def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """Return which classes are in the set of each row (n_samples, n_classes): it holds the right one with probability `level`.
+
+        Needs `calibrate` first. Sets are those of adaptive prediction sets (`choral.calibration.ConformalSets`).
+        """
+        check_is_fitted(
+            self, "calibration_", msg="predict_set of this %(name)s needs calibrate(X, y) with held-out rows first."
+        )
+        held, numbers = torch.tensor(self.calibration_[:, 1:]), torch.tensor(self.calibration_[:, 0]).long()
+        rule = fit_conformal_sets(held, numbers, level=level)
+        return np.asarray(rule.apply(torch.tensor(self.predict_proba(X))).numpy())
