@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASH = "\u2013"
-MEANINGS = {
-    "nll": "negative log likelihood of the test rows: lower is better",
-    "pinball": "mean pinball loss of the quantiles: lower is better",
-    "loss": "mean loss of the test rows: lower is better",
-    "accuracy": "share of test rows whose class is predicted: higher is better",
-    "rmse": "root mean squared error, in units of the target: lower is better",
-    "ece": "expected calibration error, the mean gap between confidence and accuracy: lower is better",
-    "coverage_95": "share of test rows inside their 95% interval: 95% is best",
-    "c_nll": "NLL of corrupted test images: lower is better",
-    "ood_auroc": "how well uncertainty separates test rows from out-of-distribution rows: 0.5 is chance, 1 is perfect",
-    "train_flops": "FLOPs of training, relative to the baseline",
-    "predict_flops": "FLOPs of one prediction, relative to the baseline",
-}
 DETAILS = "Engine and settings, below, says by how much."
 _MARKS = {"better": "\u25b2", "level": "=", "worse": "\u25bc"}
 _FILES = (".html", ".htm", ".csv", ".tsv", ".json", ".pdf", ".png", ".svg", ".md", ".txt", ".xlsx", ".parquet")
@@ -67,11 +54,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; `small` pictures are laid out in a grid, and a `folded` part is closed at first."""
+    """A part of the page, whose title and text page.html has; `small` pictures are laid out in a grid, a `folded` part is closed at first.
+
+    `about` is what its text says of this content.
+    """
 
     name: str
-    title: str
-    text: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
     pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     lines: Sequence[str] = ()
@@ -149,10 +138,10 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         facts=list(_facts(content)),
         sections=sections,
         drawn=drawn,
-        meanings={label(n).replace(" FLOPs", " cost"): text for n, text in MEANINGS.items()},
         methods=[] if content.alone else content.methods,
         places={m: i for i, m in enumerate(content.methods)},
         papers={m: f"https://arxiv.org/abs/{number}" for m in content.methods for number in _arxiv(m)},
+        score=label(content.score),
         short=short,
         made={n: short(str(made.get(n, "")), 300) for n in ("date", "command", "choral")},
         version=__version__,
@@ -360,10 +349,6 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
 
     head = ["method", *(label(n).replace(" FLOPs", " cost") for n in names)]
     table = Table("All methods, best first", head, [(m, [cell(m, n) for n in names]) for m in rows], methods=True)
-    text = (
-        f"Compared with {short(base)}: \u25b2 better, = within noise over seeds, \u25bc worse. Cost is relative to {short(base)}. "
-        "Hover over a heading for its meaning; click it to sort."
-    )
     costs = []
     for cost in ("predict_flops", "train_flops"):
         sound = [r for r in rows.values() if is_number(r.get(cost)) and is_number(r.get(content.score))]
@@ -374,7 +359,7 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
             drawn = [{"method": m} | (r if r in sound else {}) for m, r in rows.items()]
             draw = partial(plots.cost_vs_score, drawn, **known)
             costs.append(picture(f"cost-{cost}", title, draw, _tall(content.methods), methods=content.methods))
-    yield Section("grid", "Methods", text, tables=[table], pictures=[*costs, *_risk(content, content.methods)])
+    yield Section("grid", {"base": base}, tables=[table], pictures=[*costs, *_risk(content, content.methods)])
 
 
 def _each(
@@ -399,15 +384,12 @@ def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     best, unit = drawn[0], _target(content)[1]
     parts = content.parts(best, "intervals")
     level, held = f"{parts[0]['level']:.0%}", {"rows": [row for part in parts for row in part["rows"]]}
-    seeds = f", test rows of all {len(parts)} seeds" if len(parts) > 1 else ""
-    whose = "" if len(drawn) == 1 else f"Of {short(best)}, the best by {label(content.score)}{seeds}. "
-    text = f"{whose}On the dashed line a prediction is exact. Bars are {level} intervals; orange points lie outside of them."
     figures = [
         picture("predicted", "Predicted and actual", partial(plots.predicted_vs_actual, held, unit=unit), _HALF),
         picture("residuals", "Residuals", partial(plots.residuals, held, unit=unit), _HALF),
         picture("intervals", f"{level} intervals", partial(plots.intervals, held, unit=unit), _HALF),
     ]
-    yield Section("predictions", "Predicted and actual", text, figures)
+    yield Section("predictions", {"best": best, "of": len(drawn), "seeds": len(parts), "level": level}, figures)
 
 
 def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -426,10 +408,9 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
             ax.set_ylabel("accuracy" if small else ax.get_ylabel())
 
         tables_of = {m: content.parts(m, "reliability")[0] for m in drawn}
-        text = "Points are accuracy by confidence, gray bars the share of the rows. Below the dashed line a method is overconfident, above it underconfident."
         figures = _each(content, "reliability", drawn, reliability, "ece")
         figures += [] if small else _risk(content, subjects)
-        yield Section("calibration", "Reliability", text, figures, small=small)
+        yield Section("calibration", pictures=figures, small=small)
     drawn = [m for m in subjects if content.parts(m, "coverage")]
     if drawn:
 
@@ -447,8 +428,7 @@ def _calibration(content: Content, subjects: Sequence[str]) -> Iterator[Section]
             shares = content.parts(drawn[0], "pit")[0]
             figures.append(picture("pit", "Probability integral transform", partial(plots.pit, shares), _HALF))
         figures += _risk(content, subjects) if len(subjects) == 1 else []
-        text = "On the dashed line, intervals reach their nominal coverage; below it they are too narrow. A flat histogram means calibrated quantiles."
-        yield Section("coverage", "Calibration", text, figures)
+        yield Section("coverage", pictures=figures)
 
 
 def _worst(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -463,12 +443,7 @@ def _worst(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
 
     head = ["test row", *(words.get(n, n) for n in names)]
     made = [(shown(r.get("row")), [cell(r.get(n)) for n in names]) for r in rows]
-    yield Section(
-        "worst",
-        "Worst rows",
-        "The test rows with the largest errors; the first test row is 0.",
-        tables=[Table("Worst rows", head, made)],
-    )
+    yield Section("worst", tables=[Table("Worst rows", head, made)])
 
 
 def _importance(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -490,11 +465,8 @@ def _importance(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         (r["column"], [_cell(r["worse"][n]) for n in names] + [_cell(f(r["members"][measure])) for f in (min, max)])
         for r in rows[:40]
     ]
-    text = (
-        f"How much worse {label(measure)} on the test rows gets when the cells of one column are shuffled; lines span the members. "
-        "Columns that carry the same information share their importance. The other figures show the mean prediction when every row has the same value."
-    )
-    yield Section("importance", "Importance of columns", text, figures, [Table("Importance of columns", head, made)])
+    about = {"measure": label(measure)}
+    yield Section("importance", about, figures, [Table("Importance of columns", head, made)])
 
 
 def _columns(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -503,14 +475,14 @@ def _columns(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         return
     head, names = ["column", "read as", "inputs", "detail"], ("read_as", "inputs", "detail")
     rows = [(c["column"], [_cell(c[n], words=True) for n in names]) for c in table["columns"][:200]]
-    yield Section("columns", "How columns were read", tables=[Table("How columns were read", head, rows)])
+    yield Section("columns", tables=[Table("How columns were read", head, rows)])
 
 
 def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     drawn = [m for m in subjects if content.parts(m, "classes")]
     if not drawn:
         return
-    parts, best = content.parts(drawn[0], "classes"), drawn[0]
+    parts = content.parts(drawn[0], "classes")
     told, figures = parts[0], []
     if told.get("confusion") and len(told["confusion"]) <= 40:
         counts = np.sum([p["confusion"] for p in parts if len(p.get("confusion") or ()) == len(told["names"])], axis=0)
@@ -522,10 +494,8 @@ def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     means |= {"counts": [round(v) for v in means["counts"]]} if "counts" in of else {}
     rows = [(name, [_cell(means[n][i]) for n in of]) for i, name in enumerate(told["names"][:50])]
     head = ["class", *("rows" if n == "counts" else label(n) for n in of)]
-    whose = f" of {short(best)}, the best by {label(content.score)}" if len(subjects) > 1 else ""
-    seeds = " The matrix is the sum over all seeds, the table their mean." if _seeds(content) > 1 else ""
-    text = f"Predictions{whose}. Shades are shares of the true class.{seeds}"
-    yield Section("classes", "Classes", text, figures, [Table("Each class against all others", head, rows)])
+    about = {"best": drawn[0], "of": len(subjects), "seeds": _seeds(content)}
+    yield Section("classes", about, figures, [Table("Each class against all others", head, rows)])
 
 
 def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
@@ -574,12 +544,9 @@ def _strange(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     rows = [(m, [_cell(_mean([part.get(s, {}).get("auroc") for part in scores[m]])) for s in known]) for m in judged]
     head = ["method", *map(label, known)]
     table = Table("AUROC of each score of uncertainty (higher is better)", head, rows, methods=True)
-    text = f"Blue: test rows. Orange: rows out of distribution ({short(first['name'], 80)}). The further apart, the better."
     figures = _each(content, "histograms", list(shown_of), draw, "ood_auroc")
-    folded = [Section("ood-scores", "Other scores of uncertainty", tables=[table], folded=True)]
-    yield Section(
-        "ood", "Out of distribution", text, figures, small=len(subjects) > 1, parts=folded, folded=len(subjects) == 1
-    )
+    folded, alone = [Section("ood-scores", tables=[table], folded=True)], len(subjects) == 1
+    yield Section("ood", {"name": first["name"]}, figures, small=not alone, parts=folded, folded=alone)
 
 
 def _corrupted(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -604,9 +571,7 @@ def _corrupted(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     head = ["method", *map(label, names)]
     rows = [(m, [_cell(cells[m].get(n)) for n in names]) for m in judged]
     table = Table("NLL by corruption, mean over severities (lower is better)", head, rows, methods=True)
-    folded = [Section("corruptions", "By corruption", tables=[table], folded=True)]
-    text = "Means over common corruptions of test images. Curves that stay flat are robust."
-    yield Section("corruption", "Corrupted inputs", text, figures, parts=folded)
+    yield Section("corruption", pictures=figures, parts=[Section("corruptions", tables=[table], folded=True)])
 
 
 def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
@@ -623,8 +588,7 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
 
         figures += _curves(content, f"size-{measure}", f"{label(measure)} by number of members", drawn, draw)
     if figures:
-        text = "Ensembles of some of the members, chosen at random; bands are one standard deviation over choices."
-        yield Section("size", "Ensemble size", text, figures)
+        yield Section("size", pictures=figures)
     parts = {m: content.parts(m, "diversity") for m in subjects if content.parts(m, "diversity")}
     found = {m: d[0] | {"matrix": _over_seeds([s["matrix"] for s in d])[0]} for m, d in parts.items()}
     found = {m: d for m, d in found.items() if len(d["matrix"]) > 1}
@@ -636,25 +600,21 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         def agreement(method: str, ax: "Axes") -> None:
             plots.agreement(found[method], scale=max(apart) or 1.0, ax=ax)
 
-        measure = short(next(iter(found.values()))["measure"])
-        several, most = len(found) > 1, max(len(d["matrix"]) for d in found.values())
-        text = f"Rows and columns are members (at most {most}); the shade is their {measure}"
-        text += ", on the same scale for all methods." if several else "."
+        several, measure = len(found) > 1, next(iter(found.values()))["measure"]
+        about = {"measure": measure, "most": max(len(d["matrix"]) for d in found.values()), "of": len(found)}
         figures = _each(content, "agreement", list(found), agreement)
-        yield Section("agreement", "Agreement of members", text, figures, small=several, folded=not several)
+        yield Section("agreement", about, figures, small=several, folded=not several)
 
 
 def _engine(content: Content) -> Section:
     """Return details of the training and the settings, folded."""
     parts, history, plans = [], content.results["history"], content.results["plans"]
     if "chosen" in content.results:
-        parts.append(
-            Section("choice", "How it was chosen", lines=[short(s, 400) for s in content.results["findings"][:40]])
-        )
+        parts.append(Section("choice", lines=[short(s, 400) for s in content.results["findings"][:40]]))
     below = content.results["settings"].get("below", {})
     if len(below) > 2:
         lines = [f"{short(name)}: {short(why, 300)}" for name, why in below.items()]
-        parts.append(Section("budgets", "Budgets that are too small", lines=lines))
+        parts.append(Section("budgets", lines=lines))
     figures = []
     for i, method in enumerate(m for m in content.methods if m in history):
         for of in ("loss", "validation"):
@@ -662,23 +622,23 @@ def _engine(content: Content) -> Section:
                 draw = partial(plots.training_curves, history[method], of=of)
                 figures.append(picture(f"{of}-{i}", f"{of} of {short(method)}", draw, (190, 150), method=method))
     if figures:
-        parts.append(Section("training", "Training curves", pictures=figures, small=True))
+        parts.append(Section("training", pictures=figures, small=True))
     rows = {m: content.row(m) for m in content.methods}
     names = [
         n for n in dict.fromkeys(n for r in rows.values() for n in r) if any(is_number(r.get(n)) for r in rows.values())
     ]
     head = ["measure", *map(short, rows)]
     made = [(label(short(n)), [_cell(r.get(n)) for r in rows.values()]) for n in names]
-    parts.append(Section("measures", "All measures", tables=[Table("All measures", head, made)]))
+    parts.append(Section("measures", tables=[Table("All measures", head, made)]))
     trees = [(m, "\n".join(_tree(plans[m]["tree"]))) for m in content.methods if m in plans]
     if trees:
-        parts.append(Section("plans", "Plans", "The plan of each method, as a tree.", trees=trees))
+        parts.append(Section("plans", trees=trees))
     held = content.results["settings"].items()
     said = {n: v for n, v in held if n not in ("below", "seeds") and v not in (None, "", [], {})}
     said |= next((p["environment"] for p in plans.values()), {})
     settled = [(label(short(n)), [_cell(v if is_number(v) else _words(v), words=True)]) for n, v in said.items()]
-    parts.append(Section("settings", "Settings", tables=[Table("Settings", ["setting", "value"], settled)]))
-    return Section("engine", "Engine and settings", parts=parts, folded=True)
+    parts.append(Section("settings", tables=[Table("Settings", ["setting", "value"], settled)]))
+    return Section("engine", parts=parts, folded=True)
 
 
 def _tree(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[str]:
