@@ -28,7 +28,7 @@ from choral.engine.run import carry_out
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble, said_of
 from choral.ensemble.held_out import chosen, read_folds, settle_folds, settle_noise, warn_if_doubtful
-from choral.ensemble.saving import load_file, load_folder
+from choral.ensemble.saving import load_bytes, load_folder
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import warning
 from choral.plan.early_stopping import EarlyStopping
@@ -249,13 +249,14 @@ def load(
         return ensemble
     path = Path(str(path)).absolute()  # members are read later, perhaps in another working folder
     if not (path / "plan.json").exists() and (path / "ensemble.choral").exists():  # the folder of a search
-        found = load_file(path / "ensemble.choral", build, **options)
-        read_folds(found, path, sha256((path / "ensemble.choral").read_bytes()))
+        data = (path / "ensemble.choral").read_bytes()
+        found = load_bytes(data, str(path / "ensemble.choral"), build, **options)
+        read_folds(found, path, sha256(data))
         return found
     if not path.exists():
         raise RunError(f"{path} does not exist; give a file made by Ensemble.save or a run folder.")
     if path.is_file():
-        return load_file(path, build, **options)
+        return load_bytes(path.read_bytes(), str(path), build, **options)
     ensemble = load_folder(path, build, partial=partial, **options)
     read_folds(ensemble, path, ensemble._store.run or "")
     return ensemble

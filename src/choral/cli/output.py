@@ -49,18 +49,13 @@ def note(text: str) -> None:
 
 
 def _write(text: str, stream: TextIO) -> None:
-    lines = _encodable(text, stream.encoding).splitlines()
+    encoding = stream.encoding or "utf8"
+    lines = visible(text).encode(encoding, "replace").decode(encoding).splitlines()  # what the stream can take
     if stream.isatty():
         width = get_terminal_size().columns
         narrow = (line if len(line) <= width else re.sub(r"(?<=\S) {3,}", "  ", line) for line in lines)
         lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in narrow]
     stream.write("\n".join(lines) + "\n")
-
-
-def _encodable(text: str, encoding: str | None) -> str:
-    """Return text that a stream can take: nothing that steers a terminal, nothing its encoding lacks."""
-    name = encoding or "utf8"
-    return visible(text).encode(name, "replace").decode(name)
 
 
 def _plain(text: str, style: str = "") -> "Text":

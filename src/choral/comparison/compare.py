@@ -81,7 +81,6 @@ def within(
     A method that runs several members on each batch gets fewer epochs; a sparse one does not get more for the operations that it saves.
 
     Args:
-        name: of the method.
         budget: the operations of so many epochs of the plain network.
         epochs: length of one training instead.
         members: where the method has a choice; None is its default, or as many as have the steps they need.

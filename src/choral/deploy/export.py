@@ -118,13 +118,9 @@ def _set(rule: Any, found: Any, by: float = 0.0) -> Tensor:
 
 
 def export(ensemble: "Ensemble", path: Path, x: Batch | None, *, members: bool = False) -> None:
-    """Write the graph of an ensemble; raises InputError where there is none that predicts the same.
+    """Write the graph of an ensemble into a .pt2 or .onnx; raises InputError where there is none that predicts the same.
 
-    Args:
-        ensemble: any.
-        path: ends in .pt2 or .onnx.
-        x: some rows as the graph reads them (of a table, `table.read(frame)`), by which it is made and tried; made-up ones if None.
-        members: whether what each member predicts is an output too.
+    `x` are rows as the graph reads them, by which it is made and tried; made-up ones if None. `members` adds what each member predicts.
     """
     kinds = {".pt2": _saved_program, ".onnx": _saved_onnx}
     if path.suffix not in kinds:

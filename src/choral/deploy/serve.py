@@ -39,7 +39,6 @@ _CODES = _FLOATS | _INTEGERS | {"INT8": "i1", "UINT8": "u1", "BOOL": "?"}
 _TYPES = {name: np.dtype(code) for name, code in _CODES.items()}
 _LENGTH = "Inference-Header-Content-Length"
 _BODIES = 16  # of the largest size, held at once
-_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Refusal(Exception):  # an answer, not a mistake of ours
@@ -428,14 +427,12 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.times: Counter[float] = Counter()
         self.seconds = 0.0
 
     def add(self, route: str, status: int, seconds: float) -> None:
         """Count a request."""
         self.requests[route, status] += 1
         self.seconds += seconds
-        self.times[next((b for b in _BUCKETS if seconds <= b), math.inf)] += 1
 
     def text(self, model: Model, batcher: Batcher) -> str:
         """Return everything in Prometheus' text format."""
@@ -447,17 +444,13 @@ class Metrics:
             "rows_total counter": {"": batcher.rows},
             "batches_total counter": {"": batcher.batches},
             "queue_requests gauge": {"": batcher.waiting},
+            "request_seconds summary": {"_sum": round(self.seconds, 6), "_count": self.requests.total()},
         }
         lines = []
         for kind, values in series.items():
             lines.append(f"# TYPE choral_{kind}")
             lines += [f"choral_{kind.split()[0]}{labels} {value}" for labels, value in values.items()]
-        name = "choral_request_seconds"
-        lines.append(f"# TYPE {name} histogram")
-        for bucket in (*_BUCKETS, math.inf):
-            below = sum(n for b, n in self.times.items() if b <= bucket)
-            lines.append(f'{name}_bucket{{le="{"+Inf" if bucket == math.inf else bucket}"}} {below}')
-        return "\n".join([*lines, f"{name}_sum {self.seconds:.6f}", f"{name}_count {sum(self.times.values())}", ""])
+        return "\n".join([*lines, ""])
 
 
 def application(
@@ -470,8 +463,6 @@ def application(
     """Return the server as an ASGI application (Starlette's).
 
     Args:
-        model: what is served.
-        limits: of requests.
         token: what requests must bring as `Authorization: Bearer ...`, but for health and the page; None lets all in.
         reload: returns the model that answers from then on, when SIGHUP comes; requests that wait are answered by the one that read them.
     """

@@ -39,8 +39,6 @@ def by_chunks(
     another key, starts again.
 
     Args:
-        data: the file that is read.
-        out: the file that is written.
         make: called with a chunk as a data frame and the number of its first row; returns the data frame to write.
         key: says what is made, such as the digest of an ensemble and the columns that are asked for.
         tell: called after every chunk with the rows that are done.

@@ -54,16 +54,13 @@ def facts(ensemble: "Ensemble") -> dict[str, str]:
     left_out = ensemble.table.left_out if ensemble.table is not None else ()
     chosen, shape, rows = info.get("auto"), info.get("outputs"), info.get("validation_rows")
     corrections = ((repr(value), type(value).__name__) for value in ensemble.posthoc)
-    outputs = (
-        ""
-        if not shape
-        else f"{shape[0]} output{'s' * (shape[0] > 1)}"
-        if len(shape) == 1
-        else f"outputs of shape {tuple(shape)}"
-    )
+    task = ensemble.task
+    if shape:
+        one = len(shape) == 1
+        task += f" with {shape[0]} output{'s' * (shape[0] > 1)}" if one else f" with outputs of shape {tuple(shape)}"
     found = {
         "method": f"{ensemble.recipe.name}: {members}" + (f" of {draws} draws each" if draws > 1 else ""),
-        "task": ensemble.task + (f" with {outputs}" if outputs else ""),
+        "task": task,
         "likelihood": understood_by(ensemble),
         "transforms": ", ".join(map(repr, ensemble._inputs)),
         # weights of many members say nothing at a glance

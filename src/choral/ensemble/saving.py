@@ -100,13 +100,8 @@ _HEADER = {
 }
 
 
-def load_file(path: Path, build: Builds | None, **options: Any) -> Ensemble:
-    """Return the ensemble in a file that `Ensemble.save` wrote; options are those of `_ensemble`."""
-    return load_bytes(path.read_bytes(), str(path), build, **options)
-
-
 def load_bytes(data: bytes, where: str, build: Builds | None = None, **options: Any) -> Ensemble:
-    """Return the ensemble of bytes that `Ensemble.save` writes; `where` is what to call them."""
+    """Return the ensemble of bytes that `Ensemble.save` writes; `where` is what to call them, options are those of `_ensemble`."""
     with _naming(where):
         tensors, header = unpack_tensors(data, where)
         if "format" not in header:

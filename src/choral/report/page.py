@@ -29,6 +29,7 @@ DASH = "\u2013"
 DETAILS = "Engine and settings, below, says by how much."
 _MARKS = {"better": "\u25b2", "level": "=", "worse": "\u25bc"}
 _FILES = (".html", ".htm", ".csv", ".tsv", ".json", ".pdf", ".png", ".svg", ".md", ".txt", ".xlsx", ".parquet")
+_PAPERS = {name: found[0] for name, m in METHODS.items() if (found := re.findall(r"arXiv:(\d{4}\.\d{4,5})", m.paper))}
 _HALF, _SMALL = (340.0, 235.0), (178.0, 178.0)
 
 
@@ -140,17 +141,12 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         drawn=drawn,
         methods=[] if content.alone else content.methods,
         places={m: i for i, m in enumerate(content.methods)},
-        papers={m: f"https://arxiv.org/abs/{number}" for m in content.methods for number in _arxiv(m)},
+        papers={m: f"https://arxiv.org/abs/{number}" for m, number in _PAPERS.items()},
         score=label(content.score),
         short=short,
         made={n: short(str(made.get(n, "")), 300) for n in ("date", "command", "choral")},
         version=__version__,
     )
-
-
-def _arxiv(method: str) -> list[str]:
-    """Return the number of the first paper of a method that arXiv has, if there is one."""
-    return re.findall(r"arXiv:(\d{4}\.\d{4,5})", METHODS[method].paper if method in METHODS else "")[:1]
 
 
 def _hash(text: str) -> str:

@@ -17,7 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from choral.base.errors import InputError
 from choral.data.splitting import hashes
 from choral.tables.columns import Column, learn_column
-from choral.tables.reading import Cells, is_frame, plain_types
+from choral.tables.reading import Cells, is_frame, named_once
 
 REPEATED = 100_000  # rows that whole weights may become
 
@@ -42,7 +42,7 @@ def read(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool, name:
         X = pd.DataFrame(X, columns=names).infer_objects()
     elif not X.size:
         check_array(np.empty(X.shape), input_name=name)  # says so
-    return plain_types(X.set_axis([str(column) for column in X.columns], axis=1), name)
+    return named_once(X.set_axis([str(column) for column in X.columns], axis=1), name)
 
 
 def _array(X: Any, name: str) -> np.ndarray:

@@ -135,8 +135,6 @@ def load_problem(
     Args:
         data: a built-in name (digits, diabetes, wine, breast_cancer: they ship inside scikit-learn), an .npz file with x_train,
             y_train, x_test, y_test, a table (.csv, .tsv, either with .gz, .parquet, .xlsx), or a pandas data frame.
-        target: the column to predict, for a table.
-        task: 'classification' or 'regression'; guessed from the target if None.
         holdout: part of the rows kept for testing (not for .npz, which says itself); None keeps none.
         seed: decides the split; not the seed of training.
         columns: more about a table's columns; its target counts where none is given here.

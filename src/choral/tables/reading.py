@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from choral.base.errors import InputError, warn
+from choral.base.errors import InputError, needed, warn
 from choral.base.text import short
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
@@ -54,12 +54,16 @@ def read_table(path: Path) -> Any:
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path of the table.")
     with _parsing(path, kind):
-        import pandas as pd
-
+        pd, said = needed("pandas", "tables"), ""
         if kind == ".parquet":
-            frame, said = pd.read_parquet(path), ""
+            frame = pd.read_parquet(path)
+        elif kind == ".xlsx":
+            with pd.ExcelFile(path) as book:
+                frame, sheets = pd.read_excel(book, keep_default_na=False, na_values=_EMPTY), book.sheet_names
+            frame.attrs[_NOTES] = (2, False)
+            said = f"from the first of {len(sheets)} sheets, {short(str(sheets[0]))!r}" * (len(sheets) > 1)
         else:
-            frame, said = _first_sheet(path) if kind == ".xlsx" else _text(path, kind)
+            frame, said = _text(path, kind)
     if said:
         warn(f"{path} is read {said}.")
     return _named(frame, path)
@@ -89,26 +93,13 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
     """Turn the errors of parsers into ours."""
     try:
         yield
-    except ImportError as error:
-        need = error.name or "pandas"
-        raise InputError(f"reading {path} needs {need}; install it: pip install 'choral[tables]' {need}.") from error
-    except InputError:
+    except (InputError, ImportError):
         raise
     except Exception as error:  # parsers fail in ways of their own
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(
             f"{path} cannot be read as a {kind} table: {reason}; correct it, or remove lines above the header."
         ) from error
-
-
-def _first_sheet(path: Path) -> tuple[Any, str]:
-    """Return the first sheet of a workbook, and what to say about it."""
-    import pandas as pd
-
-    with pd.ExcelFile(path) as book:
-        frame, sheets = pd.read_excel(book, keep_default_na=False, na_values=_EMPTY), book.sheet_names
-    frame.attrs[_NOTES] = (2, False)
-    return frame, f"from the first of {len(sheets)} sheets, {short(str(sheets[0]))!r}" if len(sheets) > 1 else ""
 
 
 def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
@@ -193,17 +184,15 @@ def as_frame(frame: Any, where: str = "the table") -> Any:
     """Return a data frame with text for column names and rows counted from 0; InputError for what no table can be."""
     if not len(frame):
         raise InputError(f"{where} has no rows; give at least one row below the header.")
-    return plain_types(frame.set_axis([str(c) for c in frame.columns], axis=1).reset_index(drop=True), where)
+    return named_once(frame.set_axis([str(c) for c in frame.columns], axis=1).reset_index(drop=True), where)
 
 
-def plain_types(frame: Any, where: str) -> Any:
-    """Return a data frame whose periods are dates; InputError for a name that occurs twice."""
-    names = list(frame.columns)
-    twice = sorted({c for c in names if names.count(c) > 1}) if len(set(names)) < len(names) else []
-    if twice:
+def named_once(frame: Any, where: str) -> Any:
+    """Return a data frame; InputError for a name that occurs twice."""
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
         raise InputError(f"{where} has more than one column named '{short(twice[0])}'; give each its own name.")
-    spans = [name for name, kind in frame.dtypes.items() if str(kind).startswith("period")]
-    return frame.assign(**{name: frame[name].dt.to_timestamp() for name in spans}) if spans else frame
+    return frame
 
 
 def folded(words: Any) -> np.ndarray:

@@ -350,13 +350,10 @@ def search(
 
     Args:
         candidates: the first is what is done without a search.
-        train, judge: what trains and scores them.
         run_dir: folder of the search; each candidate has a run folder in it, and the same call resumes.
         time_limit: seconds of wall time for all of it, choosing and writing included.
-        seed: root of the draws of the selection.
         rounds: times that all candidates are trained, each time from other seeds; at most, where there is a time limit.
         overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
-        tell: gets a line about each candidate.
     """
     folder = None if run_dir is None else Path(run_dir)
     if folder is not None and (folder / "plan.json").exists():

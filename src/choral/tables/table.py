@@ -90,11 +90,7 @@ class Table(Value):
     def read(self, frame: Any, *, path: str = "the table") -> np.ndarray:
         """Return one number for each cell of the used columns, float64 (row, used column), which is what an exported graph reads.
 
-        Args:
-            frame: a data frame with the columns of training, in any order, and any others.
-            path: what to call it in an error.
-
-        Numbers are themselves, dates are days since 1970, words their place among the column's values (-1 for others), and NaN is no value.
+        The frame has the columns of training, in any order, and any others. Numbers are themselves, dates are days since 1970, words their place among the column's values (-1 for others), and NaN is no value.
         A warning names values that training did not have.
         """
         if not self.columns:
