@@ -93,11 +93,6 @@ class _Rule(Conformal):
 
     def _row(self, values: Tensor) -> Tensor:
         """Return the thresholds in the shape of one row of the values, infinite where there is none."""
-        if values.ndim not in (1, 2) or math.prod(values.shape[1:]) != len(self.thresholds):
-            raise InputError(
-                f"shape {tuple(values.shape)} does not fit {len(self.thresholds)} thresholds; it must be (batch,) or "
-                "(batch, target) with one threshold for each target."
-            )
         row = [torch.inf if t is None else t for t in self.thresholds]
         return torch.tensor(row, dtype=torch.float64, device=values.device).reshape(values.shape[1:])
 

@@ -58,10 +58,6 @@ class Predictive(ABC):
     conformal: Any = None
     learners: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if self.weights is not None and len(self.weights) != len(self):
-            raise InputError(f"there are {len(self.weights)} weights for {len(self)} members; give one for each.")
-
     def __len__(self) -> int:
         """Return the number of member rows."""
         return len(getattr(self, self.held[0]))

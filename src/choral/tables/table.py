@@ -93,12 +93,8 @@ class Table(Value):
         The frame has the columns of training, in any order, and any others. Numbers are themselves, dates are days since 1970, words their place among the column's values (-1 for others), and NaN is no value.
         A warning names values that training did not have.
         """
-        if not self.columns:
-            raise InputError(f"{path} is a table, but this ensemble was fitted on arrays; give an .npz file with x.")
         for column in self.used:
             check_column(frame, column.name, path)
-        if not len(frame):
-            raise InputError(f"{path} has no rows; give at least one row below the header.")
         found, gaps = np.empty((len(frame), len(self.used))), dict[str, np.ndarray]()
         for i, column in enumerate(self.used):
             cells = Cells(frame[column.name])
