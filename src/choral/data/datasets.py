@@ -219,13 +219,12 @@ def collated(items: list[Any]) -> Any:
     """Return a batch as torch's own `default_collate` makes it, but with lists of numbers in dicts as arrays (`datasets` gives them so)."""
 
     def array(value: Any) -> Any:
-        if isinstance(value, list):
-            with suppress(TypeError, ValueError, RuntimeError):  # words, or lists of different lengths
-                return torch.as_tensor(value)
+        with suppress(TypeError, ValueError, RuntimeError):  # words, or lists of different lengths
+            return torch.as_tensor(value) if type(value) is list else value
         return value
 
-    whole = [{name: array(value) for name, value in item.items()} if isinstance(item, dict) else item for item in items]
-    return default_collate(whole)
+    dicts = all(type(item) is dict for item in items)
+    return default_collate([{n: array(v) for n, v in item.items()} for item in items] if dicts else items)
 
 
 def parted(item: Any, target: str | int | None = None, weight: str | int | None = None) -> tuple[Any, Any]:
@@ -234,21 +233,24 @@ def parted(item: Any, target: str | int | None = None, weight: str | int | None 
     >>> parted({"image": 1, "age": 2, "label": 3}, "label")
     ({'image': 1, 'age': 2}, 3)
     """
-    if isinstance(item, Mapping):
-        names = [str(name) for name in item] or ["y"]
-        if target is None or target not in item:
+    match item:
+        case Mapping() if target is not None and target in item:
+            return {name: value for name, value in item.items() if name not in (target, weight)}, item[target]
+        case Mapping():
+            names = [str(name) for name in item] or ["y"]
             given = "" if target is None else f"target={target!r} is not one of them; "
             raise InputError(
                 f"the data are dicts with {', '.join(map(repr, names))}; {given}say which is the target: fit(..., target="
                 f"{names[-1]!r}), and all others become inputs by keyword.{did_you_mean(str(target), names)}"
             )
-        return {name: value for name, value in item.items() if name not in (target, weight)}, item[target]
-    if target is not None:
-        raise InputError(
-            f"target={target!r}, but the data are no dicts; leave it out: the second of a pair is the target."
-        )
-    if isinstance(item, tuple | list) and len(item) in (2, 2 if weight is None else 3):
-        return item[0], item[1]
+        case _ if target is not None:
+            raise InputError(
+                f"target={target!r}, but the data are no dicts; leave it out: the second of a pair is the target."
+            )
+        case [x, y]:
+            return x, y
+        case [x, y, _] if weight is not None:
+            return x, y
     raise InputError(
         f"an item of the dataset is {_kind(item)}; it must be a pair (x, y), with several inputs as ((x1, x2), y) or a dict of them, "
         "a dict together with fit(..., target='its key'), or (x, y, weight) together with fit(..., sample_weight=2)."
@@ -257,7 +259,10 @@ def parted(item: Any, target: str | int | None = None, weight: str | int | None 
 
 def inputs_in(item: Any) -> Any:
     """Return the inputs in what a dataset or loader gives to predict: inputs alone, (x,), or a pair with targets."""
-    return item[0] if isinstance(item, tuple | list) and len(item) in (1, 2) else item
+    match item:
+        case [x] | [x, _]:
+            return x
+    return item
 
 
 def is_key(weights: Any) -> bool:
@@ -279,6 +284,9 @@ def weight_in(item: Any, key: Any) -> Any:
 
 
 def _kind(item: Any) -> str:
-    if isinstance(item, Mapping):
-        return f"a dict with {', '.join(map(repr, item))}"
-    return f"a {type(item).__name__}" + (f" of {len(item)} parts" if isinstance(item, tuple | list) else "")
+    match item:
+        case Mapping():
+            return f"a dict with {', '.join(map(repr, item))}"
+        case [*parts]:
+            return f"a {type(item).__name__} of {len(parts)} parts"
+    return f"a {type(item).__name__}"

@@ -438,7 +438,7 @@ class Metrics:
         """Return everything in Prometheus' text format."""
         info = ",".join(f"{n}={json.dumps(str(model.about.get(n)))}" for n in ("method", "task", "digest"))
         held = sorted(self.requests.items())
-        series = {
+        series: dict[str, dict[str, Any]] = {
             "model_info gauge": {f"{{{info}}}": 1},
             "requests_total counter": {f'{{route="{route}",code="{status}"}}': n for (route, status), n in held},
             "rows_total counter": {"": batcher.rows},

@@ -46,11 +46,15 @@ _GROWTH = 1_000  # parameters built for each one that is stored
 
 def check_counts(content: Any, where: str) -> None:
     """Raise RunError for a count in a recipe, as it stands in a file, that is out of bounds."""
-    items = content.items() if isinstance(content, Mapping) else enumerate(content) if isinstance(content, list) else ()
-    for name, value in items:
-        if name in _COUNTED and isinstance(value, int | float):
-            check(str(name), value, _COUNT, where)
-        check_counts(value, where)
+    match content:
+        case dict():
+            for name, value in content.items():
+                if name in _COUNTED and type(value) in (int, float):
+                    check(name, value, _COUNT, where)
+                check_counts(value, where)
+        case list():
+            for value in content:
+                check_counts(value, where)
 
 
 def check(name: str, value: float, most: float, where: str) -> None:

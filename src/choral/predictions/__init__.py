@@ -5,16 +5,6 @@ from choral.predictions.prediction import Outputs, Prediction, Predictive, means
 from choral.predictions.regression import Counts, Mixture, Numbers, QuantileRegression, Regression
 
 __all__ = [
-    "Classification",
-    "Counts",
-    "Mixture",
-    "MultiLabel",
-    "Numbers",
-    "Outputs",
-    "Prediction",
-    "Predictive",
-    "QuantileRegression",
-    "Regression",
-    "means_of",
-    "scores_of",
-]
+    "Classification", "Counts", "Mixture", "MultiLabel", "Numbers", "Outputs", "Prediction", "Predictive",
+    "QuantileRegression", "Regression", "means_of", "scores_of",
+]  # fmt: skip

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -36,20 +36,12 @@ _OF_AVERAGE = ("accuracy", "nll", "brier", "ece", "mce", "adaptive_ece", "entrop
 class Probabilities(Predictive):
     """Probabilities of classes or labels, from logits (member, batch, ...)."""
 
-    held: ClassVar[tuple[str, ...]] = ("logits",)
-    offers: ClassVar[tuple[str, ...]] = (
-        "probs",
-        "labels",
-        "confidence",
-        "entropy",
-        "expected_entropy",
-        "mutual_information",
-        "sets",
-    )
-    shown: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece", "brier")
-    followed: ClassVar[tuple[str, ...]] = ("accuracy", "nll", "ece")
-    unsure: ClassVar[str] = "entropy"
-    alarming: ClassVar[tuple[str, ...]] = ("entropy", "mutual_information", "aleatoric")
+    held = ("logits",)
+    offers = ("probs", "labels", "confidence", "entropy", "expected_entropy", "mutual_information", "sets")
+    shown = ("accuracy", "nll", "ece", "brier")
+    followed = ("accuracy", "nll", "ece")
+    unsure = "entropy"
+    alarming = ("entropy", "mutual_information", "aleatoric")
 
     logits: Tensor
 
@@ -135,10 +127,10 @@ class Classification(Probabilities):
         unseen: classes that no training point had.
     """
 
-    task: ClassVar[str] = "classification"
-    like_targets: ClassVar[bool] = False
-    rules: ClassVar[tuple[str, ...]] = ("aps", "raps")
-    accepts: ClassVar[tuple[type[Correction], ...]] = (Temperature, StackingWeights, ConformalSets)
+    task = "classification"
+    like_targets = False
+    rules = ("aps", "raps")
+    accepts = (Temperature, StackingWeights, ConformalSets)
 
     combine: str = "probs"
     names: tuple[str, ...] | None = None
@@ -326,10 +318,10 @@ class MultiLabel(Probabilities):
         names: of the answers no and yes to a single label, as they were in the data.
     """
 
-    task: ClassVar[str] = "labels"
-    alone: ClassVar[tuple[str, ...]] = ("accuracy", "nll")
-    rules: ClassVar[tuple[str, ...]] = ("labels",)
-    accepts: ClassVar[tuple[type[Correction], ...]] = (StackingWeights, Temperature, ConformalLabels)
+    task = "labels"
+    alone = ("accuracy", "nll")
+    rules = ("labels",)
+    accepts = (StackingWeights, Temperature, ConformalLabels)
 
     names: tuple[str, ...] | None = None
 

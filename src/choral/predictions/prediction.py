@@ -452,15 +452,15 @@ class Outputs(Predictive):
         shape: what of the outputs is shown; the outputs themselves if None.
     """
 
-    task: ClassVar[str] = "outputs"
-    held: ClassVar[tuple[str, ...]] = ("member_outputs",)
-    score: ClassVar[str] = "loss"
-    shown: ClassVar[tuple[str, ...]] = ("loss", "member_loss", "spread")
-    followed: ClassVar[tuple[str, ...]] = ("loss",)
-    alarming: ClassVar[tuple[str, ...]] = ("spread",)
-    mixes: ClassVar[bool] = False
-    offers: ClassVar[tuple[str, ...]] = ("mean", "std")
-    accepts: ClassVar[tuple[type[Correction], ...]] = StackingWeights
+    task = "outputs"
+    held = ("member_outputs",)
+    score = "loss"
+    shown = ("loss", "member_loss", "spread")
+    followed = ("loss",)
+    alarming = ("spread",)
+    mixes = False
+    offers = ("mean", "std")
+    accepts = (StackingWeights,)
 
     member_outputs: Tensor
     function: Callable[[Tensor, Tensor], Tensor]

@@ -77,17 +77,13 @@ class _Real(Predictive):
 class Numbers(_Real):
     """Numbers with a distribution from each member, (member, batch, target), that are mixed; scores are computed in float64."""
 
-    shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "mae", "coverage_95")
-    alone: ClassVar[tuple[str, ...]] = ("rmse", "nll", "crps")
-    alarming: ClassVar[tuple[str, ...]] = ("variance", "epistemic", "aleatoric")
-    offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
-    rules: ClassVar[tuple[str, ...]] = ("scaled", "residual", "quantile")
-    accepts: ClassVar[tuple[type[Correction], ...]] = (
-        StackingWeights,
-        ConformalResidual,
-        ConformalQuantile,
-    )
-    counted: ClassVar[bool] = False  # whether targets are counts
+    shown = ("rmse", "nll", "mae", "coverage_95")
+    alone = ("rmse", "nll", "crps")
+    alarming = ("variance", "epistemic", "aleatoric")
+    offers = (*MOMENTS, "interval", "conformal_interval", "quantiles", "samples")
+    rules = ("scaled", "residual", "quantile")
+    accepts = (StackingWeights, ConformalResidual, ConformalQuantile)
+    counted = False  # whether targets are counts
 
     member_means: Tensor
     member_variances: Tensor
@@ -253,9 +249,9 @@ class Regression(Numbers):
         member_variances: (member, batch, target).
     """
 
-    task: ClassVar[str] = "regression"
+    task = "regression"
     held: ClassVar[tuple[str, ...]] = ("member_means", "member_variances")
-    shown: ClassVar[tuple[str, ...]] = ("rmse", "nll", "crps", "coverage_95")
+    shown = ("rmse", "nll", "crps", "coverage_95")
 
     member_means: Tensor
     member_variances: Tensor
@@ -299,8 +295,8 @@ class Mixture(Numbers):
         scale: mean and deviation of each target, by which training divided; None for none.
     """
 
-    task: ClassVar[str] = "regression"
-    held: ClassVar[tuple[str, ...]] = ("outputs",)
+    task = "regression"
+    held = ("outputs",)
 
     outputs: Tensor
     distribution: Callable[[Tensor], Distribution]
@@ -331,8 +327,8 @@ class Mixture(Numbers):
 class Counts(Mixture):
     """A mixture of distributions of counts, which have no scale; arguments as in its base."""
 
-    task: ClassVar[str] = "counts"
-    counted: ClassVar[bool] = True
+    task = "counts"
+    counted = True
 
 
 @dataclass(frozen=True)
@@ -344,21 +340,21 @@ class QuantileRegression(_Real):
         levels: their shares.
     """
 
-    task: ClassVar[str] = "quantiles"
-    held: ClassVar[tuple[str, ...]] = ("member_quantiles",)
-    score: ClassVar[str] = "pinball"
-    shown: ClassVar[tuple[str, ...]] = ("pinball", "mae", "coverage", "width")
-    alone: ClassVar[tuple[str, ...]] = ("pinball",)
-    followed: ClassVar[tuple[str, ...]] = ("pinball", "rmse")
-    unsure: ClassVar[str] = "width"
-    alarming: ClassVar[tuple[str, ...]] = ("width", "epistemic")
-    offers: ClassVar[tuple[str, ...]] = (*MOMENTS, "interval", "conformal_interval", "quantiles")
-    rules: ClassVar[tuple[str, ...]] = ("quantile",)
-    accepts: ClassVar[tuple[type[Correction], ...]] = (StackingWeights, ConformalQuantile)
+    task = "quantiles"
+    held = ("member_quantiles",)
+    score = "pinball"
+    shown = ("pinball", "mae", "coverage", "width")
+    alone = ("pinball",)
+    followed = ("pinball", "rmse")
+    unsure = "width"
+    alarming = ("width", "epistemic")
+    offers = (*MOMENTS, "interval", "conformal_interval", "quantiles")
+    rules = ("quantile",)
+    accepts = (StackingWeights, ConformalQuantile)
 
     member_quantiles: Tensor
     levels: tuple[float, ...]
-    mixes: ClassVar[bool] = False
+    mixes = False
 
     @cached_property
     def quantiles(self) -> Tensor:

@@ -287,7 +287,9 @@ def _is_searched(problem: Problem, method: str | None, validation: Any, decided:
     if method == AUTO and not free:
         what = f"held-out rows of a table of {_least(problem, validation)} training rows or more"
         given = f"{len(problem.x_train)} rows of shape {problem.x_train.shape[1:]}, and validation is {validation}"
-        raise InputError(f"method is 'auto', which chooses by {what}, but there are {given}; name a method such as {METHOD}.")
+        raise InputError(
+            f"method is 'auto', which chooses by {what}, but there are {given}; name a method such as {METHOD}."
+        )
     return free and method in (None, AUTO) and not said
 
 
