@@ -11,8 +11,8 @@ from torch.nn.functional import l1_loss
 import choral
 from choral import models
 from choral.base.errors import InputError
-from choral.base.values import from_dict
-from choral.calibration import GreedySelection, StackingWeights, bagged_selection, greedy_selection
+from choral.calibration import StackingWeights, bagged_selection, greedy_selection
+from choral.calibration.members import mixture
 from choral.plan import Adam
 from choral.predictions import Classification, MultiLabel, Outputs, Predictive, QuantileRegression, Regression
 from choral.recipes import make
@@ -56,7 +56,7 @@ def _slow(prediction: Predictive, targets: Tensor, picks: int) -> list[int]:
     return chosen
 
 
-def _greedy(prediction: Predictive, targets: Tensor, weights: Tensor | None = None, picks: int = 32) -> GreedySelection:
+def _greedy(prediction: Predictive, targets: Tensor, weights: Tensor | None = None, picks: int = 32) -> tuple[int, ...]:
     values, loss = prediction.blend(targets)
     return greedy_selection(values, loss, picks=picks, weights=weights)
 
@@ -72,10 +72,9 @@ def test_the_choices_are_those_of_a_slow_search_by_the_tasks_own_score(task: str
     chosen = _slow(prediction, targets, 4)
     costs = [_cost(prediction, targets, chosen[: k + 1]) for k in range(4)]
     kept = chosen[: 1 + min(range(4), key=lambda k: round(costs[k], 6))]
-    assert list(got.counts) == [kept.count(i) for i in range(len(prediction))]
-    assert list(got.losses) == pytest.approx(costs[: len(kept)], rel=1e-5)
-    weighed = prediction.weighed(got.weights)
-    assert weighed.brief(targets)[prediction.score] == pytest.approx(got.loss, rel=1e-5)
+    assert list(got) == [kept.count(i) for i in range(len(prediction))]
+    weighed = prediction.weighed([count / sum(got) for count in got])
+    assert weighed.brief(targets)[prediction.score] == pytest.approx(costs[len(kept) - 1], rel=1e-5)
 
 
 def test_two_choices_are_the_best_of_all_pairs_that_hold_the_best_member() -> None:
@@ -83,7 +82,10 @@ def test_two_choices_are_the_best_of_all_pairs_that_hold_the_best_member() -> No
     got = greedy_selection(prediction.log_scores(targets), picks=2)
     first = min(range(5), key=lambda m: _cost(prediction, targets, [m]))
     pairs = [p for p in itertools.combinations_with_replacement(range(5), 2) if first in p]
-    assert got.loss == pytest.approx(min(_cost(prediction, targets, list(p)) for p in pairs), abs=1e-6)
+    rows = [i for i, count in enumerate(got) for _ in range(count)]
+    assert _cost(prediction, targets, rows) == pytest.approx(
+        min(_cost(prediction, targets, list(p)) for p in pairs), abs=1e-6
+    )
 
 
 def test_a_third_share_is_found_where_halves_gain_nothing() -> None:
@@ -91,12 +93,12 @@ def test_a_third_share_is_found_where_halves_gain_nothing() -> None:
     halves = torch.stack([first, second])
     assert float(-halves.mean(0).log().mean()) > float(-first.log().mean())
     got = greedy_selection(halves.log(), picks=16)
-    assert got.counts[0] > got.counts[1] >= 1
+    assert got[0] > got[1] >= 1
 
 
 def test_it_stops_when_nothing_is_gained() -> None:
     scores = torch.tensor([[-1.0, -1.0], [-2.0, -2.0]])
-    assert greedy_selection(scores, picks=1000) == GreedySelection(counts=(1, 0), losses=(1.0,))
+    assert greedy_selection(scores, picks=1000) == (1, 0)
 
 
 def test_points_of_no_weight_do_not_count_and_a_double_weight_is_the_point_twice() -> None:
@@ -104,23 +106,25 @@ def test_points_of_no_weight_do_not_count_and_a_double_weight_is_the_point_twice
     weights = torch.tensor([0.0] * 6 + [2.0] * 6 + [1.0] * 12)
     rows = [*range(6, 12), *range(6, 24)]
     again = Regression(prediction.member_values[:, rows], prediction.member_variances[:, rows])  # type: ignore[attr-defined]
-    assert _greedy(prediction, targets, weights).counts == _greedy(again, targets[rows]).counts
+    assert _greedy(prediction, targets, weights) == _greedy(again, targets[rows])
 
 
 def test_a_member_that_diverged_is_never_chosen() -> None:
     scores = torch.stack(
         [torch.full((4,), torch.nan), torch.full((4,), -1.0), torch.tensor([0.0, 0.0, 0.0, -torch.inf])]
     )
-    assert greedy_selection(scores).counts[0] == 0
+    assert greedy_selection(scores)[0] == 0
     with pytest.raises(InputError, match="nothing to choose from"):
         greedy_selection(scores[:1])
 
 
 def test_log_scores_far_below_zero_are_compared_exactly() -> None:
     scores = torch.tensor([[-5000.0, -5001.0], [-5001.0, -5000.0]], dtype=torch.float64)
-    got = greedy_selection(scores)
-    assert got.counts == (1, 1)
-    assert got.loss == pytest.approx(float(-(scores.logsumexp(0) - torch.tensor(2.0).log()).mean()))
+    assert greedy_selection(scores) == (1, 1)
+    values, cost = mixture(scores)
+    assert float(cost(values.mean(0, keepdim=True)).mean()) == pytest.approx(
+        float(-(scores.logsumexp(0) - torch.tensor(2.0).log()).mean())
+    )
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -128,11 +132,6 @@ def test_wrong_arguments_are_refused() -> None:
         greedy_selection(torch.zeros(2, 0))
     with pytest.raises(InputError, match="not all 0"):
         greedy_selection(torch.zeros(2, 3), weights=torch.zeros(3))
-
-
-def test_it_is_written_as_plain_numbers_and_read_back() -> None:
-    value = GreedySelection(counts=(2, 0, 1), losses=(1.0, 0.5, 0.25))
-    assert from_dict(value.to_dict()) == value
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "quantiles"])
@@ -144,7 +143,8 @@ def test_an_ensemble_predicts_saves_and_loads_with_the_weights(likelihood: str, 
     recipe = make("deep_ensemble", budget=4, members=4, training=training)
     ensemble = choral.fit(lambda: models.mlp(2, outputs, hidden=(4,)), (x, y), recipe, likelihood=likelihood)
     before = ensemble._predictive(x)
-    weights = StackingWeights(weights=_greedy(before, before.targets(y), picks=8).weights)
+    counts = _greedy(before, before.targets(y), picks=8)
+    weights = StackingWeights(weights=tuple(count / sum(counts) for count in counts))
     chosen = ensemble.with_posthoc(weights)
     after = chosen._predictive(x)
     assert after.weights == weights.weights
@@ -161,7 +161,7 @@ def test_bagged_selection_takes_more_members_and_is_decided_by_the_seed() -> Non
     bagged = bagged_selection(scores, seed=3)
     assert bagged == bagged_selection(scores, seed=3)
     assert bagged != bagged_selection(scores, seed=4)
-    assert sum(w > 0 for w in bagged.weights) >= sum(n > 0 for n in greedy_selection(scores).counts)
+    assert sum(w > 0 for w in bagged.weights) >= sum(n > 0 for n in greedy_selection(scores))
     assert sum(bagged.weights) == pytest.approx(1.0)
     lost = torch.cat([scores, torch.full_like(scores[:1], torch.nan)])
     assert bagged_selection(lost).weights[-1] == 0

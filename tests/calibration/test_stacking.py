@@ -7,8 +7,9 @@ from scipy.optimize import minimize
 
 from choral.base.errors import InputError
 from choral.base.values import from_dict
-from choral.calibration import fit_stacking, label_log_scores
+from choral.calibration import fit_stacking
 from choral.metrics import gaussian_log_scores, mixture_nll, nll
+from choral.metrics.classification import nll_rows
 
 
 def mean_log_score(log_scores: torch.Tensor, weights: torch.Tensor) -> float:
@@ -29,7 +30,10 @@ def test_never_worse_than_uniform_on_the_data_it_was_fitted_on(
     log_scores = -spread * torch.rand(members, batch, generator=generator, dtype=torch.float64)
     fitted = fit_stacking(log_scores)
     uniform = torch.full((members,), 1 / members, dtype=torch.float64)
-    assert mean_log_score(log_scores, fitted.tensor) >= mean_log_score(log_scores, uniform) - 1e-12
+    assert (
+        mean_log_score(log_scores, torch.tensor(fitted.weights, dtype=torch.float64))
+        >= mean_log_score(log_scores, uniform) - 1e-12
+    )
     assert sum(fitted.weights) == pytest.approx(1.0, abs=1e-9)
     assert min(fitted.weights) >= 0.0
 
@@ -50,7 +54,7 @@ def test_weights_reach_the_optimum_found_by_a_general_solver(seed: int) -> None:
         method="SLSQP",
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    assert -mean_log_score(log_scores, fitted.tensor) <= solved.fun + 1e-6
+    assert -mean_log_score(log_scores, torch.tensor(fitted.weights, dtype=torch.float64)) <= solved.fun + 1e-6
     assert fitted.weights == pytest.approx(solved.x, abs=5e-3)
 
 
@@ -64,7 +68,7 @@ def test_the_true_mixture_is_recovered_and_a_bad_member_dropped() -> None:
     fitted = fit_stacking(gaussian_log_scores(means, variances, targets))
     assert fitted.weights[:2] == pytest.approx([0.7, 0.3], abs=0.01)
     assert fitted.weights[2] < 1e-6
-    stacked = mixture_nll(means, variances, targets, weights=fitted.tensor)
+    stacked = mixture_nll(means, variances, targets, weights=torch.tensor(fitted.weights, dtype=torch.float64))
     assert stacked < mixture_nll(means, variances, targets)
 
 
@@ -72,14 +76,14 @@ def test_classification_scores_and_application() -> None:
     generator = torch.Generator().manual_seed(1)
     member_probs = torch.randn(3, 200, 4, generator=generator, dtype=torch.float64).softmax(-1)
     labels = torch.multinomial(member_probs[1], 1, generator=generator).squeeze(1)
-    log_scores = label_log_scores(member_probs, labels)
+    log_scores = -nll_rows(member_probs, labels)
     assert float(log_scores[2, 7]) == pytest.approx(float(member_probs[2, 7, labels[7]].log()))
     fitted = fit_stacking(log_scores)
     assert max(fitted.weights) == fitted.weights[1]
     assert nll(fitted.apply(member_probs), labels) < nll(member_probs.mean(0), labels)
     # Members that give the label exactly 0 are allowed.
     certain = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.5, 0.5], [0.5, 0.5]]])
-    assert fit_stacking(label_log_scores(certain, torch.tensor([1, 1]))).weights == pytest.approx([0, 1], abs=1e-6)
+    assert fit_stacking(-nll_rows(certain, torch.tensor([1, 1]))).weights == pytest.approx([0, 1], abs=1e-6)
 
 
 def test_it_is_written_as_plain_numbers_and_read_back() -> None:

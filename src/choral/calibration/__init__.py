@@ -18,21 +18,19 @@ from choral.calibration.conformal import (
     fit_residual_intervals,
 )
 from choral.calibration.members import (
-    GreedySelection,
     StackingWeights,
     Temperature,
     bagged_selection,
     fit_stacking,
     fit_temperature,
     greedy_selection,
-    label_log_scores,
 )
 
 __all__ = [
-    "ConformalLabels", "ConformalQuantile", "ConformalResidual", "ConformalSets", "GreedySelection",
+    "ConformalLabels", "ConformalQuantile", "ConformalResidual", "ConformalSets",
     "StackingWeights", "Temperature", "bagged_selection", "conformal_threshold",
     "evaluate_intervals", "evaluate_sets", "fit_conformal_sets", "fit_label_sets", "fit_quantile_intervals",
-    "fit_residual_intervals", "fit_stacking", "fit_temperature", "greedy_selection", "label_log_scores",
+    "fit_residual_intervals", "fit_stacking", "fit_temperature", "greedy_selection",
 ]  # fmt: skip
 
 globals().update(offered(__all__, globals()))

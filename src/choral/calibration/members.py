@@ -19,11 +19,10 @@ from torch import Tensor
 from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import Value
-from choral.metrics.classification import logits_nll, nll_rows
+from choral.metrics.classification import logits_nll
 from choral.metrics.inputs import (
     checked_finite,
     checked_labels,
-    checked_probs,
     checked_weights,
     double,
     mixture_log,
@@ -142,28 +141,12 @@ class StackingWeights(Correction):
         if not all(0 <= w < math.inf for w in self.weights) or not abs(sum(self.weights) - 1) < 1e-3:
             raise InputError(f"weights are {self.weights}; give numbers of 0 or more that sum to 1.")
 
-    @property
-    def tensor(self) -> Tensor:
-        """Return the weights as the metrics take them, (member,) in float64."""
-        return torch.tensor(self.weights, dtype=torch.float64)
-
     def corrected(self, prediction: Any) -> Any:
         return prediction.weighed(self.weights)
 
     def apply(self, member_values: Tensor) -> Tensor:
         """Return the weighted average over members of probabilities or means. Shapes: (member, ...) -> (...)."""
-        return torch.tensordot(self.tensor.to(member_values), member_values, dims=1)
-
-
-def label_log_scores(member_probs: Tensor, labels: Tensor) -> Tensor:
-    """Return the log probability each member gives to each label (never below log `PROB_FLOOR`).
-
-    For regression use `choral.metrics.gaussian_log_scores`.
-
-    Shapes: member_probs (member, batch, class), labels (batch,) -> (member, batch).
-    """
-    member_probs = checked_probs(member_probs, members=True)
-    return -nll_rows(member_probs, checked_labels(labels, member_probs))
+        return torch.tensordot(torch.tensor(self.weights, dtype=torch.float64).to(member_values), member_values, dims=1)
 
 
 def fit_stacking(member_log_scores: Tensor) -> StackingWeights:
@@ -174,7 +157,7 @@ def fit_stacking(member_log_scores: Tensor) -> StackingWeights:
     below 1e-7 nats, or after 5,000 steps.
 
     Args:
-        member_log_scores: (member, batch), log of what each member gives to what happened; see `label_log_scores`.
+        member_log_scores: (member, batch), log of what each member gives to what happened.
 
     Reference: Yao et al., "Using Stacking to Average Bayesian Predictive Distributions", 2018, arXiv:1704.02030,
     equation 4.
@@ -201,33 +184,6 @@ _GAIN = 1e-9  # of the loss; less is rounding
 _PATIENCE = 4  # a third share may gain where halves do not
 
 
-@dataclass(frozen=True, kw_only=True)
-class GreedySelection(Value):
-    """How often each member was chosen.
-
-    Args:
-        counts: one for each member, 0 for those left out.
-        losses: held-out loss after each choice that is kept.
-
-    >>> GreedySelection(counts=(3, 0, 1), losses=(0.5, 0.4, 0.4, 0.3)).weights
-    (0.75, 0.0, 0.25)
-    """
-
-    counts: tuple[int, ...]
-    losses: tuple[float, ...]
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """The share of each member; they sum to 1."""
-        total = sum(self.counts)
-        return tuple(count / total for count in self.counts)
-
-    @property
-    def loss(self) -> float:
-        """Held-out loss of what was chosen."""
-        return self.losses[-1]
-
-
 def mixture(member_log_scores: Tensor) -> tuple[Tensor, Loss]:
     """Return what a mixture averages, and what an average costs: minus its logarithm, the mean over a point's own axes.
 
@@ -248,8 +204,8 @@ def mixture(member_log_scores: Tensor) -> tuple[Tensor, Loss]:
 
 def greedy_selection(
     member_values: Tensor, loss: Loss | None = None, *, picks: int = 32, weights: Tensor | None = None
-) -> GreedySelection:
-    """Return members chosen one by one, with replacement: each time the one that makes the average of all choices best.
+) -> tuple[int, ...]:
+    """Return how often each member is chosen, one by one: each time the one that makes the average of all choices best.
 
     The search ends after `picks` choices, or when several in a row gain nothing; the shortest run of choices with the best loss
     is kept, so the result is never worse on these points than the best single member. A member whose values are not finite is
@@ -264,7 +220,7 @@ def greedy_selection(
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, sections 2 and 2.1.
 
     >>> log_scores = torch.tensor([[0.9, 0.2], [0.2, 0.9], [0.3, 0.3]]).log()
-    >>> greedy_selection(log_scores, picks=8).counts
+    >>> greedy_selection(log_scores, picks=8)
     (1, 1, 0)
     """
     values, cost = mixture(member_values) if loss is None else (double(member_values), loss)
@@ -288,8 +244,7 @@ def greedy_selection(
         if not best or losses[-1] < losses[best - 1] - _GAIN * (1 + abs(losses[best - 1])):
             best = len(chosen)
         total = total + values[index]
-    counts = tuple(chosen[:best].count(i) for i in range(len(values)))
-    return GreedySelection(counts=counts, losses=tuple(losses[:best]))
+    return tuple(chosen[:best].count(i) for i in range(len(values)))
 
 
 def bagged_selection(
@@ -324,7 +279,8 @@ def bagged_selection(
         drawn = finite & (torch.rand(len(values), generator=generator) < share)
         some = (drawn if bool(drawn.any()) else finite).nonzero().flatten()
         counted = points.bincount(minlength=len(shares)).double().to(values.device)
-        total[some] += torch.tensor(greedy_selection(values[some], cost, picks=picks, weights=counted).weights).double()
+        counts = torch.tensor(greedy_selection(values[some], cost, picks=picks, weights=counted))
+        total[some] += counts.double() / counts.sum()
     return StackingWeights(weights=tuple((total / total.sum()).tolist()))
 
 

@@ -320,10 +320,10 @@ def select_networks(
         rows = loss(torch.einsum("m,m...->...", shares, values.double()).unsqueeze(0))[0]
         return float(rows.mean() if weights is None else (rows * weights).sum() / weights.sum())
 
-    first = greedy_selection(values, loss, picks=select.picks, weights=weights).counts
+    first = greedy_selection(values, loss, picks=select.picks, weights=weights)
     best = {c.branch: n for n, c in sorted(enumerate(pool), key=lambda item: (first[item[0]], -item[0]))}
     kept = [n for n, c in enumerate(pool) if first[n] and best[c.branch] == n]  # each branch at one time
-    again = greedy_selection(values[kept], loss, picks=select.picks, weights=weights).counts
+    again = greedy_selection(values[kept], loss, picks=select.picks, weights=weights)
     counts, before = [0] * len(pool), [c.times for c in pool]
     for n, count in zip(kept, again):
         counts[n] = count

@@ -285,11 +285,10 @@ def _is_searched(problem: Problem, method: str | None, validation: Any, decided:
         raise InputError(f"method is 'auto' and {' and '.join(said)} given, {what} {METHOD}.")
     free = can_choose(problem, validation)
     if method == AUTO and not free:
-        what = f"held-out rows of a table of {_least(problem, validation)} training rows or more"
-        given = f"{len(problem.x_train)} rows of shape {problem.x_train.shape[1:]}, and validation is {validation}"
-        raise InputError(
-            f"method is 'auto', which chooses by {what}, but there are {given}; name a method such as {METHOD}."
-        )
+        least, rows = _least(problem, validation), len(problem.x_train)
+        why = f"there are {rows}" if rows < least else "validation is 0, or the data is no table"
+        what = f"held-out rows of a table of {least} training rows or more"
+        raise InputError(f"method is 'auto', which chooses by {what}, but {why}; name a method such as {METHOD}.")
     return free and method in (None, AUTO) and not said
 
 
