@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASH = "\u2013"
-DETAILS = "Engine and settings, below, says by how much."
 _MARKS = {"better": "\u25b2", "level": "=", "worse": "\u25bc"}
 _FILES = (".html", ".htm", ".csv", ".tsv", ".json", ".pdf", ".png", ".svg", ".md", ".txt", ".xlsx", ".parquet")
 _PAPERS = {name: found[0] for name, m in METHODS.items() if (found := re.findall(r"arXiv:(\d{4}\.\d{4,5})", m.paper))}
@@ -121,7 +120,7 @@ def render(content: Content, sections: Sequence[Section]) -> str:
     script = (here / "script.js").read_text("utf8")
     assert "</" not in style + script
     made: Any = next((p["made"] for p in content.results["plans"].values() if isinstance(p.get("made"), dict)), {})
-    shown = Environment(
+    templates = Environment(
         loader=FileSystemLoader(here),
         autoescape=True,
         undefined=StrictUndefined,
@@ -129,13 +128,17 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # Markup is a subclass
     )
-    return shown.get_template("page.html").render(
+    return templates.get_template("page.html").render(
         title=heading(content),
         policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'",
         style=Markup(style),  # this package's own
         script=Markup(script),
-        verdict=verdict(content),
-        notes=list(_notes(content)),
+        content=content,
+        target=_target(content),
+        seeds=_seeds(content),
+        is_number=is_number,
+        shown=shown,
+        amount=amount,
         facts=list(_facts(content)),
         sections=sections,
         drawn=drawn,
@@ -186,57 +189,6 @@ def heading(content: Content) -> str:
     if content.alone is None or not content.results.get("table", {}):
         return short(content.title, 200)
     return f"Predicting {_target(content)[0]} ({short(content.title.partition(' in ')[2] or content.title, 120)})"
-
-
-def verdict(content: Content) -> str:
-    """Return the verdict in one or two sentences: which method to use, or how well the target is predicted."""
-    if content.alone is None:
-        said = content.results.get("findings")
-        return short(str(said[0]), 400) if said else ""
-    found = content.evaluations.get(content.alone, {})
-    scores, base, rows = found.get("scores", {}), found.get("baseline", {}), found.get("rows")
-    name, unit = _target(content)
-    tested = f"{rows:,} test rows" if is_number(rows) else "test rows"
-    if is_number(scores.get("accuracy")):
-        told = f"{name} is predicted correctly in {scores['accuracy']:.1%} of {tested}"
-        most = found.get("classes", {}).get("majority_accuracy")
-        told += f"; the most frequent class alone is right in {most:.1%}." if is_number(most) else "."
-        return told + (f" Confidence is off by {scores['ece']:.1%} on average." if is_number(scores.get("ece")) else "")
-    if is_number(scores.get("mae")):
-        told = f"{name} is predicted to within {amount(scores['mae'], unit)} on average ({tested})"
-        told += f"; the mean of all rows would be off by {amount(base['mae'], unit)}." if "mae" in base else "."
-        held = scores.get("coverage_95")
-        return told + (f" 95% intervals cover {held:.0%} of the rows." if is_number(held) else "")
-    return f"{label(content.score)} {shown(scores[content.score])} on {tested}." if content.score in scores else ""
-
-
-def _notes(content: Content) -> Iterator[str]:
-    """Yield notes on the budget, the rows, the seeds, and what went wrong."""
-    said, seeds = content.results["settings"], _seeds(content)
-    if is_number(said.get("budget")):
-        equal = ", counted in FLOPs" if said.get("equal") == "operations" else ""
-        yield f"Every method had a budget of {shown(said['budget'])} epochs of one network{equal}."
-    if is_number(said.get("train_rows")):
-        yield f"{shown(said['train_rows'])} training rows, {shown(said.get('test_rows'))} test rows."
-    if content.alone is None and content.evaluations:
-        yield (
-            f"Numbers are means over {seeds} seeds; \u00b1 and bands are one standard deviation."
-            if seeds > 1
-            else "One seed: small differences may be noise. Compare several seeds to see the spread."
-        )
-    if not content.evaluations and not content.left_out:
-        yield "Nothing has been evaluated yet: choral evaluate RUN DATA --keep adds scores on test data."
-    if content.left_out:
-        listed = ", ".join(short(p) for p in content.left_out[:5]) + (" and more" if len(content.left_out) > 5 else "")
-        yield f"Left out, because files of the run are incomplete or damaged: {listed}."
-    below = said.get("below", {})
-    if len(below) > 2:
-        yield f"The budget is below what {len(below)} methods need: {', '.join(map(short, below))}. {DETAILS}"
-    else:
-        yield from (f"{short(name)}: {short(why, 300)}" for name, why in below.items())
-    for row in content.results["rows"]:
-        if isinstance(row.get("diverged"), str):
-            yield f"{short(row['method'])} diverged: {short(row['diverged'], 300)}"
 
 
 def _facts(content: Content) -> Iterator[tuple[str, str, Any]]:
