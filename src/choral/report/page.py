@@ -139,7 +139,8 @@ def render(content: Content, sections: Sequence[Section]) -> str:
         is_number=is_number,
         shown=shown,
         amount=amount,
-        facts=list(_facts(content)),
+        alone=content.row(content.alone) if content.alone else {},
+        label=label,
         sections=sections,
         drawn=drawn,
         methods=[] if content.alone else content.methods,
@@ -189,24 +190,6 @@ def heading(content: Content) -> str:
     if content.alone is None or not content.results.get("table", {}):
         return short(content.title, 200)
     return f"Predicting {_target(content)[0]} ({short(content.title.partition(' in ')[2] or content.title, 120)})"
-
-
-def _facts(content: Content) -> Iterator[tuple[str, str, Any]]:
-    """Yield the scores of a page about one ensemble: label, text and value."""
-    found = content.evaluations.get(content.alone or "", {})
-    scores, unit = found.get("scores", {}), _target(content)[1]
-    for name in ("accuracy", "mae", "rmse", "nll", "pinball", "loss", "ece", "brier", "coverage_95"):
-        if is_number(scores.get(name)):
-            percent = name in ("accuracy", "coverage_95")
-            text = f"{scores[name]:.1%}" if percent else shown(scores[name])
-            text = amount(scores[name], unit) if name in ("mae", "rmse") else text
-            yield label(name), text, scores[name]
-    base = found.get("baseline", {}).get("rmse")
-    if base and is_number(scores.get("rmse")):
-        yield "R\u00b2", f"{1 - (scores['rmse'] / base) ** 2:.3f}", None
-    if found and content.alone:
-        members = content.row(content.alone).get("members")
-        yield "members", shown(members), members if is_number(members) else None
 
 
 def _seeds(content: Content) -> int:
