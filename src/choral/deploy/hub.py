@@ -62,7 +62,6 @@ def from_pretrained(folder: str | Path, build: Builds | None = None, **options: 
 
 def _card(ensemble: Ensemble, name: str, scores: dict[str, float], rows: int | None, data: str) -> str:
     """Return a model card: what it is, what was measured and how, how it was trained, and how to use it."""
-    said = facts(ensemble)
     info, counted = ensemble.info, ensemble.info.get("counted", {})
     kind = f"tabular-{ensemble.task}" if ensemble.table is not None else ensemble.task
     header: dict[str, Any] = {"library_name": "choral", "tags": ["ensemble", "uncertainty", ensemble.recipe.name]}
@@ -70,7 +69,6 @@ def _card(ensemble: Ensemble, name: str, scores: dict[str, float], rows: int | N
         metrics = [{"type": measure, "value": value} for measure, value in scores.items()]
         result = {"task": {"type": kind}, "dataset": {"name": data or "test rows", "type": "other"}, "metrics": metrics}
         header["model-index"] = [{"name": name, "results": [result]}]
-    measured = [f"| {measure} | {value:.4g} |" for measure, value in scores.items()]
     how = f"Measured on {rows:,} test rows by `ensemble.evaluate`, with all corrections." if scores else "Not measured."
     trained = {
         "epochs of one network": counted.get("epochs"),
@@ -78,25 +76,21 @@ def _card(ensemble: Ensemble, name: str, scores: dict[str, float], rows: int | N
         "training seconds": info.get("seconds") and round(info["seconds"], 1),
         "digest": ensemble._digest,
     }
-    zoo = "" if ensemble._blueprint.spec() is not None else ", build"
-    return "\n".join(
-        [
-            "---",
-            *(f"{key}: {json.dumps(value)}" for key, value in header.items()),  # JSON is YAML
-            "---",
-            f"# {name}",
-            f"\nAn ensemble made by choral: {described(ensemble)}. It predicts with its uncertainty.",
-            f"\n## Results\n\n{how}{f' Data: {data}.' if data else ''}\n",
-            *(["| measure | value |", "|---|---|", *measured] if scores else []),
-            "\n## Training\n\n| | |\n|---|---|",
-            *(f"| {n} | {v} |" for n, v in (said | {k: v for k, v in trained.items() if v is not None}).items()),
-            f"\n```text\n{ensemble.recipe}\n```",
-            "\n## Use\n\n```python\nimport choral\n",
-            f'ensemble = choral.from_pretrained("{name}"{zoo})',
-            "prediction = ensemble.predict(x)\n```",
-            "\nUncertainty of rows unlike those of training is a guess of the method, and was not measured here.\n",
-        ]
+    table = {"measure": "value", "---": "---"} | {n: f"{value:.4g}" for n, value in scores.items()} if scores else {}
+    return (Path(__file__).with_name("card.md").read_text("utf8")).format(
+        header="\n".join(f"{key}: {json.dumps(value)}" for key, value in header.items()),  # JSON is YAML
+        name=name,
+        described=described(ensemble),
+        how=f"{how}{f' Data: {data}.' if data else ''}",
+        scores=_rows_of(table),
+        trained=_rows_of(facts(ensemble) | {n: v for n, v in trained.items() if v is not None}),
+        recipe=ensemble.recipe,
+        build="" if ensemble._blueprint.spec() is not None else ", build",
     )
+
+
+def _rows_of(values: dict[str, Any]) -> str:
+    return "".join(f"| {name} | {value} |\n" for name, value in values.items())
 
 
 @guarded
