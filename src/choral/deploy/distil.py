@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from choral.base.errors import InputError
 from choral.base.types import Build
 from choral.base.values import guarded
-from choral.data.datasets import inputs_in, is_dataset
+from choral.data.sources import inputs_in, is_dataset
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train
 from choral.objectives.likelihoods import Likelihood, SoftClasses, SoftGaussian, TargetScale

@@ -21,9 +21,8 @@ from choral.base.errors import ChoralError, InputError, PlanError, explained, fi
 from choral.base.interface import Calls
 from choral.base.types import Params
 from choral.base.values import is_whole
-from choral.data.datasets import is_key
 from choral.data.inputs import Transforms
-from choral.data.sources import Source, check_batches, source_of
+from choral.data.sources import Source, check_batches, is_key, source_of
 from choral.data.splitting import partition
 from choral.engine.blueprint import state_of
 from choral.engine.compute import Compute, Parts, parts_of, threads_for
