@@ -199,10 +199,10 @@ class DatasetSource(Source):
             yield batches.merged(torch.stack, x), torch.stack(y)
 
     def part(self, rows: Tensor) -> "Source":
-        return self._with()._take(Subset(self.dataset, rows.tolist()))
+        return self.having()._take(Subset(self.dataset, rows.tolist()))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
-        return self._with(_read=read)
+        return self.having(_read=read)
 
     def digest(self) -> str:
         """Return the length and class with what tells two datasets apart: a name given by the user, or the items.
@@ -228,7 +228,7 @@ class DatasetSource(Source):
 
     def _hashed(self, numbers: Sequence[int]) -> str:
         wanted = [[(0, n, n) for n in numbers[a : a + _READ]] for a in range(0, len(numbers), _READ)]
-        raw = self._with(_read=None)._load(wanted)
+        raw = self.having(_read=None)._load(wanted)
         return hashed([array for x, y in raw for array in arrays_of(x, y)], self.weights)
 
 

@@ -125,12 +125,8 @@ def names_of(value: Any) -> tuple[str, ...]:
     """Return the names of a frame's columns (of pandas, Polars or Arrow); none for arrays and for columns that are only counted.
 
     >>> import pandas as pd
-    >>> (
-    ...     names_of(pd.DataFrame({"a": [1.0], "b": [2.0]})),
-    ...     names_of(pd.DataFrame([[1.0, 2.0]])),
-    ...     names_of(np.zeros((1, 2))),
-    ... )
-    (('a', 'b'), (), ())
+    >>> names_of(pd.DataFrame({"a": [1.0], "b": [2.0]})), names_of(pd.DataFrame([[1.0, 2.0]]))
+    (('a', 'b'), ())
     """
     found = getattr(value, "column_names", None)
     found = getattr(value, "columns", None) if found is None else found
@@ -272,9 +268,7 @@ class Source(ABC):
     folds: Tensor | None = None  # the part of cross-validation that each point belongs to (point,), from 0 on
     sampling: Sampling | None = None
     loader: DataLoader[Any] | None = None  # what the user gave, if it was one
-    is_ragged: bool = (
-        False  # whether code of the user's makes batches, so that equally many points may make different shapes
-    )
+    is_ragged: bool = False  # whether the user's code makes batches, whose shapes may differ for equally many points
     columns: dict[str, tuple[str, ...]] | None = None  # names of the columns of data frames, by x and y
 
     def drawn(self, subset: Tensor | None = None) -> int:
@@ -294,7 +288,7 @@ class Source(ABC):
         checked = as_weights(weights, self.points)
         kept = checked.nonzero().flatten()
         whole = self if len(kept) == self.points else self.piece(kept)
-        return whole._with(weights=checked[kept])
+        return whole.having(weights=checked[kept])
 
     def grouped(self, groups: Any) -> "Source":
         """Return the same points, those with equal values of `groups` belonging together."""
@@ -303,19 +297,15 @@ class Source(ABC):
             raise InputError(
                 f"groups has shape {values.shape} for {self.points} points; give one value for each point."
             )
-        return self._with(groups=torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1)))
-
-    def folded(self, folds: Tensor) -> "Source":
-        """Return the same points, each with the part of cross-validation it belongs to."""
-        return self._with(folds=folds)
+        return self.having(groups=torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1)))
 
     def piece(self, rows: Tensor) -> "Source":
         """Return a source of some of the points with their weights and groups, drawn from as all of them are."""
         weights, groups = (None if t is None else t[rows] for t in (self.weights, self.groups))
         sampling = None if self.sampling is None else self.sampling.of_rows(rows)
-        return self.part(rows)._with(sampling=sampling, weights=weights, groups=groups)
+        return self.part(rows).having(sampling=sampling, weights=weights, groups=groups)
 
-    def _with(self, **changes: Any) -> Self:
+    def having(self, **changes: Any) -> Self:
         """Return a copy with other attributes."""
         twin = copy.copy(self)
         vars(twin).update(changes)
@@ -409,7 +399,7 @@ class TensorSource(Source):
             return self
         resident = devices.holds(device, sum(t.nbytes for t in (*batches.leaves(self.x), self.y)))
         x, y = batches.mapped(lambda t: devices.placed(t, device, resident=resident), (self.x, self.y))
-        return self._with(x=x, y=y)
+        return self.having(x=x, y=y)
 
     def _pick(self, index: Tensor) -> Batch:
         def picked(t: Tensor) -> Tensor:
@@ -436,13 +426,13 @@ class TensorSource(Source):
         return np.asarray(np.sum(x, 0, dtype=np.uint64)), y
 
     def part(self, rows: Tensor) -> "Source":
-        return self._with(x=batches.part(self.x, rows), y=self.y[rows], points=len(rows))
+        return self.having(x=batches.part(self.x, rows), y=self.y[rows], points=len(rows))
 
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
         exact = read(self.y)
         y = cast_targets(exact, self._floats)
         _check_resolution(exact, y)
-        return self._with(_given=self.y, y=y)
+        return self.having(_given=self.y, y=y)
 
     def digest(self) -> str:
         return hashed(arrays_of(self.x, self.y if self._given is None else self._given), self.weights)

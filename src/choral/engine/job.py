@@ -137,7 +137,7 @@ class Call:
         recipe = recipe.settled(source.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
         check_batches(whole, recipe.plan)
         if folds is not None:
-            source = source.folded(partition(source, folds, seed))
+            source = source.having(folds=partition(source, folds, seed))
         given = {"output": self.output, "likelihood": self.likelihood, "inputs": self.transforms}
         how = {"device": compute.device, "precision": compute.precision}
         parts = parts or parts_of(replace(compute, data_parallel=False))

@@ -9,9 +9,9 @@ Members' probabilities and logits are (member, batch, class), their `weights` (m
 depends on which set counts as positive, the name says so: `out` (finding strangers) or `in` (recognizing friends).
 """
 
-import math
-from typing import Any, Literal
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,20 +129,15 @@ def ood_scores(
     return scores
 
 
-def _turned(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[Tensor, Tensor]:
-    """Return (negative, positive) scores, turned so that the positive set should score higher."""
-    scores_in, scores_out = checked_finite(scores_in, "scores_in"), checked_finite(scores_out, "scores_out")
-    for name, scores in (("scores_in", scores_in), ("scores_out", scores_out)):
+def _labeled(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels and scores as scikit-learn takes them, turned so that the positive set should score higher."""
+    sets = [checked_finite(scores_in, "scores_in"), checked_finite(scores_out, "scores_out")]
+    for name, scores in zip(("scores_in", "scores_out"), sets):
         if scores.ndim != 1 or not len(scores):
             raise InputError(f"{name} has shape {tuple(scores.shape)}; it must be (batch,) with at least one row.")
-    return (scores_in, scores_out.to(scores_in)) if positive == "out" else (-scores_out.to(scores_in), -scores_in)
-
-
-def _labeled(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[Any, Any]:
-    """Return labels and scores as scikit-learn takes them."""
-    negatives, positives = _turned(scores_in, scores_out, positive)
-    labels = torch.cat([torch.zeros(len(negatives)), torch.ones(len(positives))])
-    return labels.numpy(), torch.cat([negatives, positives]).cpu().numpy()
+    is_out = np.repeat([False, True], [len(scores) for scores in sets])
+    both = torch.cat([scores.cpu() for scores in sets]).numpy()
+    return (is_out, both) if positive == "out" else (~is_out, -both)
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
@@ -185,10 +180,10 @@ def fpr95(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out", reca
     """
     if not 0.0 < recall <= 1.0:
         raise InputError(f"recall is {recall}; it must lie in (0, 1].")
-    negatives, positives = _turned(scores_in, scores_out, positive)
-    found = max(1, math.ceil(recall * len(positives) - 1e-9))
-    threshold = positives.sort(descending=True).values[found - 1]
-    return float((negatives >= threshold).double().mean())
+    from sklearn.metrics import roc_curve
+
+    false, true, _ = roc_curve(*_labeled(scores_in, scores_out, positive), drop_intermediate=False)
+    return float(false[true >= recall - 1e-9][0])
 
 
 def evaluate_scores(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
