@@ -288,7 +288,7 @@ def test_a_graph_encodes_the_columns_of_a_table(suffix, tmp_path):
     found = agrees(fitted, path, later, torch.from_numpy(read))
     torch.testing.assert_close(found["lower"], fitted.predict(later).conformal_interval()[0].float())
     numbers = {c["name"]: c for c in about_of(path)["columns"]}
-    assert "1970" in numbers["sold"]["number"]
+    assert numbers["sold"]["read_as"] == "date"
     assert numbers["town"]["values"] == ["Bonn", "Kiel", "Ulm"]
     with pytest.raises(InputError, match="x has no column 'rent'"):
         fitted.export(path, later.drop(columns="rent"))

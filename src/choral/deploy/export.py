@@ -170,7 +170,7 @@ def describe(ensemble: "Ensemble") -> dict[str, Any]:
         "digest": ensemble._digest,
         "understood": {"task": ensemble.task} | ensemble.likelihood.understood(),
         "classes": list(ensemble.table.classes) if ensemble.table is not None else [],
-        "columns": [{"name": c.name, "number": c.reads, "values": list(getattr(c, "values", ()))} for c in used],
+        "columns": [{"name": c.name, "read_as": c.read_as, "values": list(getattr(c, "values", ()))} for c in used],
         "table": None if table is None else table.to_dict(),
     }
 

@@ -109,11 +109,6 @@ class Column(Value, ABC):
         """What else is known about it, in words."""
 
     @property
-    def reads(self) -> str:
-        """What the number of a cell is, in words."""
-        return "a number"
-
-    @property
     def usual(self) -> tuple[float, float]:
         """The middle and the spread of the numbers that cells become."""
         return 0.0, 1.0
@@ -249,10 +244,6 @@ class NumberColumn(_Scaled):
                 )
         return values
 
-    @property
-    def reads(self) -> str:
-        return "a number; 12% is 0.12" if self.unit == "%" else self._what
-
     def _coded(self, numbers: Tensor, absent: Tensor) -> Tensor:
         (fill,) = _doubles(self.fill)
         return self._standardized(torch.where(absent, fill, numbers))[:, None]
@@ -278,7 +269,6 @@ class DateColumn(_Scaled):
     formats: tuple[str, ...] = ()
     times: bool = False
     read_as, _what = "date", "a date as the training data has them"
-    reads = "days since 1970-01-01, with the time of the day as a fraction"
 
     @classmethod
     def learn(cls, cells: Cells, path: str) -> Self:
@@ -356,10 +346,6 @@ class _Worded(Column):
 
     def _ranks(self, cells: Cells) -> np.ndarray:
         return ranks_of(cells, self.values)
-
-    @property
-    def reads(self) -> str:
-        return "the place of the value among values, from 0; -1 for another value"
 
     @property
     def usual(self) -> tuple[float, float]:
