@@ -26,7 +26,6 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError, needed
 from choral.calibration import ConformalLabels, ConformalQuantile
 from choral.calibration.conformal import Conformal
-from choral.data.inputs import Normalize
 from choral.deploy import ABOUT
 from choral.engine.files import write_bytes
 from choral.engine.task import Task
@@ -198,20 +197,14 @@ def example(ensemble: "Ensemble") -> Batch:
         return cells.masked_fill(torch.rand(cells.shape, generator=generator) < 0.1, torch.nan)
     if interface.reads is None:
         raise InputError("the ensemble does not know what its inputs look like; give some rows, export(path, x).")
-    scale = next((t for t in ensemble._inputs if isinstance(t, Normalize)), None)
 
     def filled(t: Tensor) -> Tensor:
         if t.dtype == torch.uint8:
             return torch.randint(256, t.shape, generator=generator, dtype=t.dtype)
         if not t.is_floating_point():
             return t  # the only number that every code or token has
-        if interface.scale == "unit":
-            return torch.rand(t.shape, generator=generator, dtype=t.dtype)
-        drawn = torch.randn(t.shape, generator=generator, dtype=t.dtype)
-        if scale is None or t.dim() < 2:
-            return drawn
-        mean, std = (torch.tensor(v, dtype=t.dtype).view(-1, *[1] * (t.dim() - 2)) for v in (scale.mean, scale.std))
-        return drawn * std + mean
+        draw = torch.rand if interface.scale == "unit" else torch.randn
+        return draw(t.shape, generator=generator, dtype=t.dtype)
 
     return batches.mapped(filled, batches.made_up(interface.reads, _TRIED))
 
