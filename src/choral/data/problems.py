@@ -13,7 +13,7 @@ import torch
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import short
-from choral.data.splitting import row_hashes, split, split_by_group, split_by_time
+from choral.data.splitting import row_hashes, split
 from choral.data.tensors import TensorSource
 from choral.objectives.likelihoods import Likelihood, named
 
@@ -74,11 +74,7 @@ class Problem:
             raise InputError(f"--validation is {share}; give a part of the training rows, above 0 and below 1.")
         if share is None or (self.groups is None and self.times is None):
             return self, share
-        if self.groups is not None:
-            train, held = split_by_group(self.groups, share, seed)
-        else:
-            assert self.times is not None
-            train, held = split_by_time(self.times, share)
+        train, held = split(len(self.x_train), share, seed, groups=self.groups, times=self.times)
         return self.of_rows(train), self.of_rows(held).points
 
     @property
@@ -112,7 +108,7 @@ def built_in(name: str, holdout: float | None, seed: int) -> Problem:
     from sklearn import datasets
 
     x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    train, test = (np.arange(len(x)), np.arange(0)) if holdout is None else split(len(x), holdout, seed)
+    train, test = split(len(x), holdout, seed)
     if name == "digits":
         x = (x / 16.0).astype(np.float32)
     else:

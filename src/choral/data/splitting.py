@@ -16,8 +16,16 @@ from choral.data.tensors import Source, hashes
 _FEW = 20  # distinct rows, fewer of which are no sample of anything
 
 
-def split(rows: int, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return shuffled row numbers for training and test."""
+def split(
+    rows: int, holdout: float | None, seed: int, *, groups: np.ndarray | None = None, times: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return row numbers for training and test: whole groups, the last rows in time, or any; none for test if `holdout` is None."""
+    if holdout is None:
+        return np.arange(rows), np.arange(0)
+    if groups is not None:
+        return split_by_group(groups, holdout, seed)
+    if times is not None:
+        return split_by_time(times, holdout)
     order, count = np.random.default_rng(seed).permutation(rows), _count(rows, holdout)
     return np.sort(order[count:]), np.sort(order[:count])
 

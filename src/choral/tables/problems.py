@@ -12,7 +12,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.text import short
 from choral.data.problems import BUILT_IN, Problem, built_in, from_npz, origin_of
 from choral.data.sources import as_weights
-from choral.data.splitting import Seen, split, split_by_group, split_by_time
+from choral.data.splitting import Seen, split
 from choral.objectives.likelihoods import named
 from choral.tables.reading import ENDINGS, Cells, as_frame, ending, is_frame, read_table
 from choral.tables.table import Kind, Table, check_column, learn_table, with_target
@@ -100,12 +100,7 @@ def _from_table(
     frame = with_target(frame, said.target, where)
     each = None if each is None else each[frame.index.to_numpy()]
     groups, times = _groups_and_times(frame, said, where)
-    if holdout is None:
-        train, test = np.arange(len(frame)), np.arange(0)
-    elif groups is not None:
-        train, test = split_by_group(groups, holdout, seed)
-    else:
-        train, test = split(len(frame), holdout, seed) if times is None else split_by_time(times, holdout)
+    train, test = split(len(frame), holdout, seed, groups=groups, times=times)
     ids = (*said.ids, *((said.group,) if said.group and said.group not in (*said.ids, *drop) else ()))
     about: dict[str, Any] = {"drop": drop, "ids": ids, "orders": said.orders, "ordered": ordered}
     table = learn_table(frame, said.target, task=task, rows=train, **about, path=where)
