@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from choral.base.errors import InputError
+from choral.base.values import of_kind
 from choral.tables.columns import CategoryColumn, DateColumn, NumberColumn, OrderedColumn
 from choral.tables.reading import read_table
-from choral.tables.table import Table, learn_table, table_from, with_target
+from choral.tables.table import Table, learn_table, with_target
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*between its cells")
 NAN = float("nan")
@@ -99,7 +100,7 @@ def test_dates(name: str, tmp_path: Path) -> None:
     assert table.columns[0].read_as == "date"
     days = [NAN if d is None else d if isinstance(d, float) else day(d) for d in expected] * 3
     assert values_of(table, frame) == pytest.approx(days, abs=0.01, nan_ok=True)
-    again = table_from(table.to_dict(), "a file")
+    again = of_kind(Table, table.to_dict(), "a file")
     assert again is not None
     assert np.array_equal(again.inputs(frame), table.inputs(frame))
 
@@ -474,6 +475,6 @@ def test_hostile_content_is_refused(name: str) -> None:
 
     content = HOSTILE[name] if name == "no_kind" else {"kind": "Table"} | HOSTILE[name]
     with pytest.raises((InputError, RunError)):
-        table_from(content, "a file")
+        of_kind(Table, content, "a file")
     with pytest.raises((InputError, RunError)):
-        table_from({"kind": "Table", "unit": 3}, "a file")
+        of_kind(Table, {"kind": "Table", "unit": 3}, "a file")

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from choral.base.batches import tensor_of
-from choral.base.errors import InputError, did_you_mean, unknown_argument, wrong_call
+from choral.base.errors import InputError, RunError, did_you_mean, unknown_argument, wrong_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -390,6 +390,16 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     check_types(kind, given, _hints(kind))
     return _KINDS[kind](**given)
+
+
+def of_kind(kind: type[Any], content: Mapping[str, Any], where: str) -> Any:
+    """Return the value a dict in a file describes; RunError if it is of another kind."""
+    value = from_dict(content)
+    if not isinstance(value, kind):
+        raise RunError(
+            f"{where} holds a {type(value).__name__} where a {kind.__name__} belongs; copy or make it again."
+        )
+    return value
 
 
 @functools.cache

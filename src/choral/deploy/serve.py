@@ -126,9 +126,10 @@ def _onnx(path: Path) -> Model:
         raise RunError(f"{path} is no model that ensemble.export wrote ({str(error)[:200]}).") from error
     table = None
     if described_table is not None:
-        from choral.tables.table import table_from
+        from choral.base.values import of_kind
+        from choral.tables.table import Table
 
-        table = table_from(described_table, str(path))
+        table = of_kind(Table, described_table, str(path))
     kinds = {"float16": "FP16", "float": "FP32", "double": "FP64"}
 
     def described(values: Any) -> list[Tensor]:

@@ -19,7 +19,7 @@ from choral import models
 from choral.base.errors import ConversionError, InputError, PlanError, RunError, warn
 from choral.base.interface import Interface
 from choral.base.types import Builds
-from choral.base.values import Function, from_dict, known_kinds
+from choral.base.values import Function, known_kinds, of_kind
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
 from choral.engine.checkpoint import MemberStore, state_from
@@ -31,7 +31,7 @@ from choral.ensemble.held_out import chosen
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import cost
 from choral.recipes.recipe import Recipe
-from choral.tables.table import Table, table_from
+from choral.tables.table import Table
 
 _COUNTED = {
     "batch_repetition", "branches", "components", "draws", "members", "minimum_channels", "scale", "subgroups", "times", "width",
@@ -112,7 +112,7 @@ def load_bytes(data: bytes, where: str, build: Builds | None = None, **options: 
             raise RunError(f"{where} is not a saved ensemble (a member of a run?); give a file made by Ensemble.save.")
         expect(expect(header, _HEADER, where)["fingerprint"], FINGERPRINT, where)
         store, count = _members(tensors, header["forms"], where), len(header["forms"])
-        table = table_from(header["table"], where)
+        table = None if header["table"] is None else of_kind(Table, header["table"], where)
         return _ensemble(header, store, count, build, where, table=table, info=header["info"], **options)
 
 
@@ -156,9 +156,8 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool, **options: A
             "likelihood": identity["likelihood"] if completed is None else completed.to_dict(),
             "posthoc": [w.to_dict() for w in weights],
         }
-        found = _ensemble(
-            about, store, count, build, where, table=table_from(plan["table"], where), info=info, **options
-        )
+        table = None if plan["table"] is None else of_kind(Table, plan["table"], where)
+        found = _ensemble(about, store, count, build, where, table=table, info=info, **options)
         if completed is None and found.likelihood.estimates:  # it is written when all members are trained
             lost = f"the noise of the run in {path} is not known (likelihood.json is missing or damaged)"
             if not partial:
@@ -188,7 +187,7 @@ def _present(path: Path, run: str, expected: Sequence[int], partial: bool) -> tu
 def _recipe(content: dict[str, Any], where: str) -> Recipe:
     """Return a recipe whose counts are within bounds, and which can run."""
     check_counts(content, where)
-    recipe: Recipe = _of(Recipe, content, where)
+    recipe: Recipe = of_kind(Recipe, content, where)
     found = recipe.problems()
     if found:
         raise RunError(f"{where} holds a recipe that cannot run ({found[0]}); copy or make it again.")
@@ -220,7 +219,7 @@ def _ensemble(
         interface=_interface(about["interface"], output, where),
         table=table,
         info=info,
-        posthoc=tuple(_of(Correction, v, where) for v in about["posthoc"]),
+        posthoc=tuple(of_kind(Correction, v, where) for v in about["posthoc"]),
     )
     _check_fits(found, where)
     checked = build is not None and check_build
@@ -236,12 +235,12 @@ def _ensemble(
 def _transforms(content: Any, where: str) -> Any:
     if isinstance(content, dict):
         return {name: _transforms(own, where) for name, own in content.items()}
-    return tuple(_of(Transform, t, where) for t in content)
+    return tuple(of_kind(Transform, t, where) for t in content)
 
 
 def _interface(content: dict[str, Any], output: Any, where: str) -> Interface:
     """Return how networks are called; a function that picks their output must be given again."""
-    found = _of(Interface, content, where)
+    found = of_kind(Interface, content, where)
     if not isinstance(found.output, Function):
         if output is not None:
             raise RunError(f"output is given, but {where} knows the output of its networks by itself; leave it out.")
@@ -267,17 +266,8 @@ def _likelihood(content: dict[str, Any], given: Likelihood | None, where: str) -
             f"{where} was fitted with the likelihood {kind}, which is not defined here, and a file never brings code: import the "
             "module that defines it first, or give it, choral.load(path, likelihood=...)."
         )
-    found: Likelihood = _of(Likelihood, content, where)
+    found: Likelihood = of_kind(Likelihood, content, where)
     return found if given is None else found.with_functions_of(given)
-
-
-def _of(kind: type[Any], content: dict[str, Any], where: str) -> Any:
-    value = from_dict(content)
-    if not isinstance(value, kind):
-        raise RunError(
-            f"{where} holds a {type(value).__name__} where a {kind.__name__} belongs; copy or make it again."
-        )
-    return value
 
 
 @contextlib.contextmanager

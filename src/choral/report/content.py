@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from choral.base.errors import ChoralError, RunError
+from choral.base.values import of_kind
 from choral.comparison.comparison import is_number
 from choral.comparison.evaluation import flat
 from choral.engine import files
 from choral.plots import history
-from choral.tables.table import table_from
+from choral.tables.table import Table
 
 SCORES = ("nll", "pinball", "loss")  # methods are ranked by the one they have; smaller is better
 _COSTS = ("train_flops", "train_seconds")
@@ -154,8 +155,9 @@ def _finished(title: str, results: dict[str, Any], runs: dict[str, list[Path]]) 
 
 def _table(run: Path) -> dict[str, Any] | None:
     """Return the target, its unit and how each column was read; None of arrays."""
+    content = _plan(run).get("table")
     try:
-        table = table_from(_plan(run).get("table"), str(run))
+        table = None if content is None else of_kind(Table, content, str(run))
     except ChoralError:
         return None
     if table is None or not table.columns:

@@ -145,7 +145,7 @@ class Column(Value, ABC):
 
 def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "count as cells without a value") -> None:
     if odd.any():
-        others = " and others" * (cells.different_in(odd) > 1)
+        others = " and others" * (cells.series[odd].astype(str).nunique() > 1)
         where = f"{path}: column '{short(cells.name)}' holds {short(cells.first(odd))!r}{others} in {cells.lines(odd)}"
         warn(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
 
@@ -514,7 +514,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = Fal
         return FlagColumn(name=name, values=(no, yes), missing=gaps)
     if cells.is_numeric:
         return _number_or_id(cells, unique, path)
-    dates = np.isfinite(cells.days(cells.formats)) if cells.formats else np.zeros(len(cells), bool)
+    dates = np.isfinite(cells.days(cells.dated[0])) if cells.dated[0] else np.zeros(len(cells), bool)
     if dates.sum() >= MOSTLY * rows:
         return DateColumn.learn(cells, path)
     return _read_as_words(cells, dates, rows, unique, path)

@@ -73,7 +73,7 @@ def _groups_and_times(frame: Any, said: Columns, where: str) -> tuple[np.ndarray
     cells = Cells(frame[name])
     if said.group is not None:
         return cells.spread(cells.words, "").astype(str), None
-    when = cells.own_numbers if cells.is_numeric else cells.days(cells.formats)
+    when = cells.own_numbers if cells.is_numeric else cells.days(cells.dated[0])
     bad = np.isnan(when)
     if bad.any():
         odd = "no value" if cells.absent[bad][0] else repr(short(cells.first(bad)))

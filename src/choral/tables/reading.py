@@ -358,11 +358,6 @@ class Cells:
             left = left[np.isnan(_days(left, best))]
         return tuple(found), doubtful
 
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """The formats of the dates; none for a datetime dtype."""
-        return self.dated[0]
-
     def days(self, formats: tuple[str, ...]) -> np.ndarray:
         """Return dates as days since 1970 (row,), with their fractions in UTC; NaN where there is none."""
         if self.is_date:
@@ -379,10 +374,6 @@ class Cells:
         ]
         word = f"{'line' if self._first_line else 'row'}{'s' if len(found) > 1 else ''}"
         return f"{word} {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}"
-
-    def different_in(self, which: np.ndarray) -> int:
-        """Return how many different words some rows hold."""
-        return len(np.unique(self._values[0][which]))
 
     def first(self, which: np.ndarray) -> str:
         """Return the word of the first of some rows."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError, RunError, did_you_mean, warn
 from choral.base.text import short
-from choral.base.values import Value, from_dict
+from choral.base.values import Value
 from choral.data.splitting import Seen
 from choral.data.tensors import LARGEST
 from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, ranks_of, spelled
@@ -144,16 +144,6 @@ class Table(Value):
         import pandas as pd
 
         return self.targets(pd.DataFrame({self.target: np.asarray(values)}), path="y")
-
-
-def table_from(content: dict[str, Any] | None, where: str) -> Table | None:
-    """Return the table that a file holds as plain content; RunError for anything else."""
-    if content is None:
-        return None
-    table = from_dict(content)
-    if not isinstance(table, Table):
-        raise RunError(f"{where} holds a {type(table).__name__} where a Table belongs; copy or make it again.")
-    return table
 
 
 def check_column(frame: Any, name: str, path: str) -> None:
