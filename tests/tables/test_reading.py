@@ -312,6 +312,14 @@ def test_amounts_of_a_file_with_decimal_commas(tmp_path: Path) -> None:
     assert values_of(table, frame) == pytest.approx([1250.5, 1.599, 20], rel=1e-3)
 
 
+def test_decimals_of_one_file_may_differ_by_column(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("c;n;y\n1,5 €;0.5;1.5\n2,25 €;1.5;2.5\n20 €;2.5;3.5\n")
+    frame = read_table(tmp_path / "t.csv")
+    table = learn_table(frame, "y", task="regression")
+    assert values_of(table, frame) == pytest.approx([1.5, 2.25, 20], rel=1e-3)
+    assert table.targets(frame).tolist() == [1.5, 2.5, 3.5]
+
+
 def test_zeros_before_whole_numbers_are_kept(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("zip,n,y\n" + "".join(f"0{1000 + i % 3},{i},0{i % 2 + 1}\n" for i in range(30)))
     frame = read_table(tmp_path / "t.csv")

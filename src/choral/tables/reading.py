@@ -21,7 +21,7 @@ from choral.base.text import short
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
 MOSTLY = 0.9  # of the cells with a value that must be numbers, or dates, for the column to be one
-_NOTES = "choral"  # key of `DataFrame.attrs`: line of the first row; whether decimals of the file follow a comma
+_NOTES = "choral"  # key of `DataFrame.attrs`: line of the first row; whether most decimals of the file follow a comma, None if none can
 _MARKS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
 _ERRORS = ["#DIV/0!", "#REF!", "#VALUE!", "#NAME?", "#NUM!", "#NULL!", "#N/A"]  # of spreadsheets
 _EMPTY = ["", "?", "na", "NA", "n/a", "N/A", "n.a.", "N.A.", "nan", "NaN", "null", "NULL", "Null", "<NA>", *_ERRORS]
@@ -60,7 +60,7 @@ def read_table(path: Path) -> Any:
         elif kind == ".xlsx":
             with pd.ExcelFile(path) as book:
                 frame, sheets = pd.read_excel(book, keep_default_na=False, na_values=_EMPTY), book.sheet_names
-            frame.attrs[_NOTES] = (2, False)
+            frame.attrs[_NOTES] = (2, None)
             said = f"from the first of {len(sheets)} sheets, {short(str(sheets[0]))!r}" * (len(sheets) > 1)
         else:
             frame, said = _text(path, kind)
@@ -131,7 +131,7 @@ def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of lines that lose their last cells
             frame = read()
-        frame.attrs[_NOTES] = (frame.index[0] + 2 if len(frame) else 2, comma)
+        frame.attrs[_NOTES] = (frame.index[0] + 2 if len(frame) else 2, None if mark == "," else comma)
         return frame
 
     def frames(reader: Any) -> Iterator[Any]:
@@ -216,7 +216,7 @@ class Cells:
     def __init__(self, series: Any):
         self._is_span = series.dtype.kind == "m"
         self.series, self.name = series.dt.total_seconds() if self._is_span else series, str(series.name)
-        self._first_line, self._comma = series.attrs.get(_NOTES, (None, False))
+        self._first_line, self._comma = series.attrs.get(_NOTES, (None, None))
         self.is_category, kind = str(series.dtype) == "category", self.series.dtype.kind
         self.is_number, self.is_flag, self.is_date = (kind in of and not self.is_category for of in ("fiu", "b", "M"))
         self._is_typed = self.is_number or self.is_flag or self.is_date
@@ -292,9 +292,13 @@ class Cells:
 
     @cached_property
     def _parsed(self) -> tuple[np.ndarray, np.ndarray]:
-        """The number of each different word, NaN for none, and its unit ('' for none)."""
-        points = str.maketrans(",.", ".,") if self._comma else {}
-        return _parsed([str(word).translate(points) for word in self.words])
+        """The number of each different word, NaN for none, and its unit ('' for none); decimals follow what reads more cells."""
+        points = _parsed(self.words)
+        if self._comma is None:
+            return points
+        commas = _parsed([str(word).translate(str.maketrans(",.", ".,")) for word in self.words])
+        read, other = (int(self.counts[np.isfinite(values)].sum()) for values, _ in (points, commas))
+        return commas if other > read or (other == read and self._comma) else points
 
     @cached_property
     def commonest_unit(self) -> str:
