@@ -11,7 +11,7 @@ import choral
 from choral import metrics, models
 from choral.base.errors import InputError
 from choral.comparison import evaluation as evaluation
-from choral.comparison.evaluation import evaluate, judge, keep, make_trial, row_of
+from choral.comparison.evaluation import evaluate, keep, make_trial, row_of
 from choral.corruptions import corrupt
 from choral.data.images import from_images, to_images
 from choral.plan import Adam
@@ -124,13 +124,6 @@ def test_corrupted_cells_are_measured_on_corrupted_images(ensemble):
         "fog"
     ][0]
     assert cell["nll"] == pytest.approx(ensemble.evaluate(inputs, Y)["nll"], rel=1e-6)
-
-
-def test_corrupted_rows_are_held_against_the_same_rows_clean(ensemble):
-    trial = make_trial(X, Y, corruptions="fog", severities=(3,), image_shape=(8, 8), corrupted_rows=7)
-    clean = judge(ensemble, trial)["corruptions"]["clean"]
-    rows = trial.corrupted_rows
-    assert clean["nll"] == pytest.approx(ensemble.evaluate(X[rows], np.asarray(Y)[rows])["nll"], rel=1e-5)
 
 
 def test_diversity_of_members(ensemble, found):

@@ -114,7 +114,6 @@ def plan(
 
 
 def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
-    """Print the plan of a fit, and what is known of its data and network."""
     from choral import models
     from choral.preview import show
 

@@ -141,7 +141,6 @@ def run_leaf(
 
 
 def _command(run: str) -> dict[str, Any]:
-    """Return the options by which a run was prepared."""
     from choral.cluster.storage import opened
     from choral.engine.files import read_json
 

@@ -138,7 +138,6 @@ def _encoded(name: str, found: Any, *, header: bool = True) -> bytes:
 
 
 def _records(found: Any) -> str:
-    """Return rows as JSON, null for a missing value."""
     return json_text(found.astype(object).where(found.notna(), None).to_dict("records"))
 
 

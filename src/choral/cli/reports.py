@@ -67,7 +67,6 @@ def evaluate(
 
 
 def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood: str | None) -> None:
-    """Print an evaluation as tables."""
     table(title, ["measure", "value"], [{"measure": k, "value": v} for k, v in row.items()])
     if "classes" in found:
         held = found["classes"]

@@ -282,7 +282,6 @@ def _problem(data: Any) -> tuple[Problem, dict[str, tuple[str, ...]]]:
 
 
 def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
-    """Return the recipes by names that differ."""
     twins = [sum(r.name == recipe.name for r in recipes[:number]) for number, recipe in enumerate(recipes)]
     return {recipe.name + (f"_{twin + 1}" if twin else ""): recipe for recipe, twin in zip(recipes, twins)}
 

@@ -111,7 +111,6 @@ def _compared(values: Values, method: str, other: str) -> dict[str, Difference]:
 
 
 def _about(values: Values, method: str, baseline: str) -> str:
-    """Return a sentence that compares a method with the baseline."""
     found = _compared(values, method, baseline)
     words = {w: [MEASURES[n] for n, d in found.items() if d.word == w] for w in ("better", "worse", "level")}
     parts = [f"{w} in {_listed(words[w])}" for w in ("better", "worse") if words[w]]

@@ -146,7 +146,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     }
     found |= plain(prediction.details(targets) | risk(prediction, targets))
     if trial.corrupted:
-        found["corruptions"] = _corruptions(ensemble, trial, batch_size, prediction)
+        found["corruptions"] = _corruptions(ensemble, trial, batch_size)
     other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
     found["histograms"] = histograms(prediction, other)
     if other is not None:
@@ -263,16 +263,15 @@ def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
     return {"risk": {"of": "error rate" if name == "accuracy" else "RMSE", "kept": kept / len(losses), "risk": found}}
 
 
-def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predictive) -> dict[str, Any]:
-    rows, y = trial.corrupted_rows, trial.y[trial.corrupted_rows]
+def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str, Any]:
+    y = trial.y[trial.corrupted_rows]
     table: dict[str, list[dict[str, float]]] = {}
     for name, severities in trial.corrupted.items():
         joint = ensemble._predictive(np.concatenate(severities), batch_size=batch_size)
         parts = [joint.of_points(slice(i * len(y), (i + 1) * len(y))) for i in range(len(severities))]
         table[name] = [part.brief(part.targets(y)) for part in parts]
-    clean = clean.of_points(torch.as_tensor(rows))
     names = next(iter(table.values()))[0]
-    score = "nll" if "nll" in names else clean.score
+    score = "nll" if "nll" in names else joint.score
     levels = [
         {"severity": s} | {n: sum(rows[i][n] for rows in table.values()) / len(table) for n in names}
         for i, s in enumerate(trial.severities)
@@ -284,7 +283,6 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int, clean: Predi
         "levels": levels,
         "by_corruption": {name: sum(cell[score] for cell in cells) / len(cells) for name, cells in table.items()},
         "means": metrics.corrupted_means(table),
-        "clean": clean.brief(clean.targets(y)),
     }
 
 

@@ -136,7 +136,6 @@ class DatasetSource(Source):
         self._take(dataset)
 
     def _take(self, dataset: Any) -> Self:
-        """Read this dataset from now on."""
         self.dataset, self._items, self.points = dataset, Keyed(dataset), len(dataset)
         if not self.points:
             raise InputError("the dataset is empty; give at least one item.")

@@ -89,7 +89,6 @@ def _numbers(found: Numbers, split: bool, shape: tuple[int, ...] | None) -> tupl
 
 
 def _inputs(ensemble: Ensemble, data: Any) -> Any:
-    """Return the inputs of data that may be a pair with targets."""
     several = bool({"tuple", "list"} & set(ensemble._interface.reads or ()))
     pair = isinstance(data, tuple | list) and (not several or isinstance(data[0], tuple | list))
     return data[0] if pair else data

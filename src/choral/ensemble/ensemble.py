@@ -414,7 +414,6 @@ class Ensemble:
         return self._corrected(self.outputs(x, **options))
 
     def _corrected(self, outputs: Tensor) -> Predictive:
-        """Return what raw outputs (row, batch, ...) predict, with all corrections."""
         return correct(self._uncorrected(outputs), self.posthoc)
 
     @property
@@ -535,7 +534,6 @@ class Ensemble:
         export(self, Path(path), x, members=with_members)
 
     def _to_bytes(self) -> bytes:
-        """Return what `save` writes."""
         tensors, forms = dict[str, Tensor](), list[Any]()
         for i, state in enumerate(self.states()):
             forms.append(state.form)

@@ -204,7 +204,6 @@ class Classification(Probabilities):
         return self._counted(targets).reshape(len(targets), -1).any(1)
 
     def _counted(self, targets: Tensor) -> Tensor:
-        """Return which labels count, in the shape of the targets."""
         return torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
 
     def _flat(self, probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -420,7 +419,6 @@ def _reliability(probs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def _worst(probs: Tensor, labels: Tensor, names: Sequence[str], most: int = 10) -> list[dict[str, Any]]:
-    """Return the rows whose class had the least probability."""
     own = probs.gather(1, labels.unsqueeze(1)).squeeze(1)
     rows = [int(i) for i in own.argsort()[:most]]
     said = [(i, int(labels[i]), int(probs[i].argmax())) for i in rows]

@@ -121,7 +121,6 @@ def _plan(folder: Path) -> dict[str, Any]:
 
 
 def _evaluation(folder: Path) -> Any:
-    """Return the evaluation that a run's folder keeps; None if there is none."""
     return next(iter((_read(folder / "evaluation.json") or {}).get("evaluation", {}).values()), None)
 
 

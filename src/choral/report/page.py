@@ -197,7 +197,6 @@ def _seeds(content: Content) -> int:
 
 
 def _mean(values: Sequence[Any]) -> float | None:
-    """Return the mean of the numbers among some values, None without any."""
     held = [v for v in values if is_number(v)]
     return statistics.fmean(held) if held else None
 
@@ -308,7 +307,6 @@ def _each(
 
 
 def _numbers(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
-    """Yield predicted and actual numbers, and their intervals."""
     drawn = [m for m in subjects if content.parts(m, "intervals")]
     if not drawn:
         return
@@ -538,7 +536,6 @@ def _members(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
 
 
 def _engine(content: Content) -> Section:
-    """Return details of the training and the settings, folded."""
     parts, history, plans = [], content.results["history"], content.results["plans"]
     if "chosen" in content.results:
         parts.append(Section("choice", lines=[short(s, 400) for s in content.results["findings"][:40]]))

@@ -233,7 +233,6 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return self.ensemble_._predictive(table.inputs(frame, path="X"), precision="fp64", device=str(self.device))
 
     def _said_to_calibrate(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
-        """Return the prediction for held-out rows and their targets as numbers."""
         check_is_fitted(self)
         y = self._read_targets(y)
         check_consistent_length(X, y)

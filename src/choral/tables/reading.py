@@ -90,7 +90,6 @@ def _named(frame: Any, path: Path) -> Any:
 
 @contextmanager
 def _parsing(path: Path, kind: str) -> Iterator[None]:
-    """Turn the errors of parsers into ours."""
     try:
         yield
     except (InputError, ImportError):

@@ -252,7 +252,6 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
 
 
 def _target_numbers(cells: Cells, unit: str, path: str) -> np.ndarray:
-    """Return the targets of a regression; InputError for cells that are no numbers, or too large."""
     values = cells.numbers(unit)
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
