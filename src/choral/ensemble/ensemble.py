@@ -121,14 +121,7 @@ def _checked(values: Sequence[Any], *, kind: type[Predictive]) -> tuple[Correcti
 
 
 def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
-    """Return a prediction with corrections applied in order; conformal rules are kept in it for `sets` or `interval`.
-
-    >>> import torch
-    >>> from choral.predictions import Classification
-    >>> p = Classification(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
-    >>> correct(p, [Temperature(temperatures=(2.0,))]).logits.tolist()
-    [[[1.0, 0.0]], [[0.0, 1.0]]]
-    """
+    """Return a prediction with corrections applied in order; conformal rules are kept in it for `sets` or `interval`."""
     for value in values:
         prediction = value.corrected(prediction)
     return prediction

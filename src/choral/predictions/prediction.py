@@ -269,23 +269,14 @@ def means_of(rows: dict[str, Tensor], weights: Tensor | None = None) -> dict[str
 _ROWS, _COLUMNS = 3, 7  # of a table on the screen, at most
 
 
-class _Shown(property):
-    """A tensor of the distribution in the shape of y; its own name there, or the name of a variance whose root it is."""
+def _shown(name: str, doc: str, of: str = "", *, root: bool = False) -> Any:
+    """Return a property: a tensor of the distribution in the shape of y, by its own name there, or the root of a variance."""
 
-    def __init__(self, doc: str, of: str = "", *, root: bool = False):
-        super().__init__(self._get)
-        self._of, self._root = of, root
-        self.__doc__ = doc  # given to property, it would stay behind that of this class
+    def get(prediction: "Prediction") -> Tensor:
+        found = prediction._like_y(getattr(prediction._task_has(name), of or name))
+        return found.sqrt() if root else found
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def _get(self, prediction: "Prediction") -> Tensor:
-        found = prediction._like_y(getattr(prediction._task_has(self._name), self._of or self._name))
-        return found.sqrt() if self._root else found
-
-
-_shown: Any = _Shown  # to a type checker, what it gets
+    return property(get, doc=doc)
 
 
 @final
@@ -338,16 +329,24 @@ class Prediction:
         """The task: 'classification', 'regression', 'counts', 'labels', 'quantiles' or 'outputs'."""
         return self._found.task
 
-    mean: Tensor = _shown("Mean of the predictive distribution, in the shape of y.")
-    std: Tensor = _shown("Standard deviation: std² = aleatoric_std² + epistemic_std².", "variance", root=True)
-    aleatoric_std: Tensor = _shown("Standard deviation of the noise in the data.", "aleatoric", root=True)
-    epistemic_std: Tensor = _shown("Standard deviation of the members' means.", "epistemic", root=True)
-    probs: Tensor = _shown("Probability of each class (row, class); of independent labels, in the shape of y.")
-    labels: Tensor = _shown("The most probable class (row,); of independent labels, whether each is likelier than not.")
-    confidence: Tensor = _shown("Probability of the predicted label.")
-    entropy: Tensor = _shown("Entropy of the probabilities, in nats: total uncertainty.")
-    expected_entropy: Tensor = _shown("Mean entropy of the members: aleatoric uncertainty, noise.", "aleatoric")
-    mutual_information: Tensor = _shown("Entropy minus expected entropy: epistemic, disagreement.", "epistemic")
+    mean: Tensor = _shown("mean", "Mean of the predictive distribution, in the shape of y.")
+    std: Tensor = _shown("std", "Standard deviation: std² = aleatoric_std² + epistemic_std².", "variance", root=True)
+    aleatoric_std: Tensor = _shown(
+        "aleatoric_std", "Standard deviation of the noise in the data.", "aleatoric", root=True
+    )
+    epistemic_std: Tensor = _shown("epistemic_std", "Standard deviation of the members' means.", "epistemic", root=True)
+    probs: Tensor = _shown("probs", "Probability of each class (row, class); of independent labels, in the shape of y.")
+    labels: Tensor = _shown(
+        "labels", "The most probable class (row,); of independent labels, whether each is likelier than not."
+    )
+    confidence: Tensor = _shown("confidence", "Probability of the predicted label.")
+    entropy: Tensor = _shown("entropy", "Entropy of the probabilities, in nats: total uncertainty.")
+    expected_entropy: Tensor = _shown(
+        "expected_entropy", "Mean entropy of the members: aleatoric uncertainty, noise.", "aleatoric"
+    )
+    mutual_information: Tensor = _shown(
+        "mutual_information", "Entropy minus expected entropy: epistemic, disagreement.", "epistemic"
+    )
 
     def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
         """Return the lower and upper ends of the central interval.

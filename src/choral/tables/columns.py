@@ -31,17 +31,17 @@ NO_VALUE, UNKNOWN = "(no value)", "(unknown)"
 _FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
 _SAYS = {yes: 1 for yes, _ in _FLAGS} | {no: 0 for _, no in _FLAGS}
 _ID = re.compile(
-    r"(?:^|[\s_.-])(?:id|ids|uid|uuid|guid|index|idx|rowid|account|serial|no|nr|number)\.?$|^unnamed: \d+$|^row$", re.I
+    r"(?:^|[\s_.-])(?:id|ids|uid|uuid|guid|index|idx|rowid|account|serial|no|nr|number)\.?$|^unnamed: \d+$|^row$|(?-i:[a-z]I[Dd]$)",
+    re.I,
 )
 _FIGURES = re.compile(
     r"[^A-Za-z]*\d[^A-Za-z]*[A-Za-z]{0,4}|.{0,5}(?:19|20)\d\d.{0,4}"
 )  # a number or a date to a person
-_CAMEL_ID = re.compile(r"[a-z](?:ID|Id)$")
 
 
 def is_id(name: str) -> bool:
     """Return whether a column's name says that it numbers the rows."""
-    return bool(_CAMEL_ID.search(name) or _ID.search(name))
+    return bool(_ID.search(name))
 
 
 @dataclass(frozen=True, kw_only=True)
