@@ -156,7 +156,7 @@ def settle_folds(ensemble: Ensemble, source: Source, folder: Path | None = None,
 def complete(ensemble: Ensemble, found: OutOfFold) -> None:
     """Give an ensemble the scores and the conformal rule of out-of-fold predictions; weights of its members stay."""
     about, rules = judged(found, ensemble)
-    weighed = [value for value in ensemble.posthoc if isinstance(value, StackingWeights)]
+    weighed = [value for value in ensemble.posthoc if type(value) is StackingWeights]
     ensemble._out_of_fold = found
     ensemble.info = ensemble.info | {"out_of_fold": about}
     ensemble.posthoc = (*weighed, *rules)
@@ -165,7 +165,8 @@ def complete(ensemble: Ensemble, found: OutOfFold) -> None:
 def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
     """Write the out-of-fold predictions of an ensemble into its folder, with the digest of the run they belong to."""
     found: OutOfFold = ensemble._out_of_fold
-    tensors = {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
+    held = {name: getattr(found, name) for name in ("outputs", "y", "folds", "points", "weights")}
+    tensors = {name: value for name, value in held.items() if value is not None}
     header = {"run": run, "networks": found.networks, "shares": found.shares, "about": ensemble.info["out_of_fold"]}
     header |= {"posthoc": [value.to_dict() for value in ensemble.posthoc]}
     write_bytes(folder / FOLDS, pack_tensors(tensors, header), within=folder)

@@ -233,7 +233,7 @@ def _ensemble(
 
 
 def _transforms(content: Any, where: str) -> Any:
-    if isinstance(content, dict):
+    if type(content) is dict:
         return {name: _transforms(own, where) for name, own in content.items()}
     return tuple(of_kind(Transform, t, where) for t in content)
 
@@ -286,7 +286,7 @@ def _zoo(network: Any, recipe: Recipe, store: MemberStore, count: int, where: st
             f"{where} was saved from a network that is not in choral's own model zoo, and a file never decides what code is "
             "run: give the factory yourself, choral.load(path, build=...)."
         )
-    specs = network if isinstance(network, list) else [network]
+    specs = network if type(network) is list else [network]
     stored = max(sum(p.numel() for p in store.get(i).params.values()) for i in range(count))
     for spec in specs:
         expect(spec, {"name": str, "arguments": dict}, where)

@@ -578,8 +578,11 @@ def _tree(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[str
 
 def _words(value: Any) -> str:
     """Return a setting in words, without what is empty."""
-    if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if v not in (None, [], "") and k != "kind"}
-        inner = ", ".join(f"{k} {_words(v)}" for k, v in kept.items())
-        return f"{value['kind']}({inner})" if "kind" in value else inner
-    return " ".join(map(_words, value)) if isinstance(value, list) else str(value)
+    match value:
+        case dict():
+            kept = {k: v for k, v in value.items() if v not in (None, [], "") and k != "kind"}
+            inner = ", ".join(f"{k} {_words(v)}" for k, v in kept.items())
+            return f"{value['kind']}({inner})" if "kind" in value else inner
+        case list():
+            return " ".join(map(_words, value))
+    return str(value)

@@ -196,18 +196,19 @@ class EnsembleEstimator(BaseEstimator, ABC):
 
     def _ready(self, problem: Problem, held: Any) -> Ready:
         """Return what is done with the rows; `held` is the part of them that is held out, or others with their targets."""
-        given, watched = self.method, isinstance(held, float) and held > 0
+        recipe = self.method if isinstance(self.method, Recipe) else None
+        watched = is_number(held) and held > 0
         in_turn = None if watched else held  # a search holds each row out of one member
         free = self.epochs is None and self.n_estimators is None and can_choose(problem, in_turn)
-        own, searched = isinstance(given, Recipe), given == AUTO and free
+        searched = self.method == AUTO and free
         ready = prepared(
             problem,
-            method=METHOD if own or (given == AUTO and not free) else str(given),
+            method=METHOD if recipe is not None or (self.method == AUTO and not free) else str(self.method),
             epochs=None if self.epochs is None else int(self.epochs),
             members=None if self.n_estimators is None else int(self.n_estimators),
             validation=in_turn if searched else held,
         )
-        return replace(ready, recipe=given) if isinstance(given, Recipe) else ready
+        return ready if recipe is None else replace(ready, recipe=recipe)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "ensemble_")

@@ -198,7 +198,7 @@ class Ready:
     @property
     def shares(self) -> bool:
         """Whether the validation rows are a part of the training rows."""
-        return self.validation is None or isinstance(self.validation, int | float)
+        return self.validation is None or is_number(self.validation)
 
 
 def prepared(
