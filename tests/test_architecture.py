@@ -54,9 +54,9 @@ BUDGETS = {
     "base": 2254,
     "masks": 642,
     "corruptions": 614,
-    "metrics": 1181,
-    "calibration": 789,
-    "predictions": 1521,
+    "metrics": 1010,
+    "calibration": 659,
+    "predictions": 1423,
     "objectives": 1882,
     "layers": 3585,
     "compaction": 1413,
@@ -69,12 +69,12 @@ BUDGETS = {
     "engine": 5400,
     "cluster": 947,
     "deploy": 1313,  # 575 are the server
-    "ensemble": 1339,
+    "ensemble": 1303,
     "testing": 339,
-    "report": 1000,
-    "comparison": 1117,
-    "sklearn": 634,
-    "cli": 1432,
+    "report": 910,
+    "comparison": 1114,
+    "sklearn": 609,
+    "cli": 1430,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
 
