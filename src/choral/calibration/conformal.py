@@ -155,14 +155,11 @@ def fit_residual_intervals(
     Reference: Lei et al., "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173, sections
     2.2 and 5.2.
     """
-    if scales is None:
-        predictions, targets = _checked(predictions=predictions, targets=targets)
-        scores = (targets - predictions).abs()
-    else:
-        predictions, targets, scales = _checked(predictions=predictions, targets=targets, scales=scales)
-        if float(scales.min()) <= 0:
-            raise InputError(f"scales goes down to {float(scales.min()):.4g}; every scale must be positive.")
-        scores = (targets - predictions).abs() / scales
+    given = {} if scales is None else {"scales": scales}
+    predictions, targets, *held = _checked(predictions=predictions, targets=targets, **given)
+    if held and float(held[0].min()) <= 0:
+        raise InputError(f"scales goes down to {float(held[0].min()):.4g}; every scale must be positive.")
+    scores = (targets - predictions).abs() / (held[0] if held else 1.0)
     return ConformalResidual(thresholds=_thresholds(scores, level), level=level, scaled=scales is not None)
 
 
