@@ -55,10 +55,6 @@ class Problem:
         """The training data as `fit` takes it: inputs, targets and, if there are any, weights."""
         return (self.x_train, self.y_train, *(() if self.weights is None else (self.weights,)))
 
-    def folds(self, count: int) -> Any:
-        """Return so many folds as `fit(cv=)` takes them: with the groups that are held out together, if there are any."""
-        return count if self.groups is None else (count, self.groups)
-
     def of_rows(self, rows: np.ndarray) -> "Problem":
         """Return the problem with some of its training rows alone; nothing says any more how to hold out others."""
         weights = None if self.weights is None else self.weights[rows]

@@ -180,7 +180,7 @@ class Ready:
             trained, held = trained.validating(held)
         known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
         if self.folds is not None:
-            known["cv"] = self.problem.folds(self.folds)
+            known["cv"] = self.folds if self.problem.groups is None else (self.folds, self.problem.groups)
         known |= {"validation": held, "early_stopping": self.early_stopping}
         return (self.build, trained.points, self.recipe), known
 
