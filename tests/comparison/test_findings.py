@@ -2,7 +2,11 @@
 
 import pytest
 
-from choral.comparison.comparison import difference, findings, verdict
+from choral.comparison.comparison import difference, verdict
+
+
+def findings_of(by_seed, baseline):
+    return verdict(by_seed, baseline=baseline)[1]
 
 
 def rows(*methods):
@@ -45,20 +49,18 @@ def test_what_to_use_is_the_best_that_is_not_worse_in_accuracy():
 
 def test_where_nothing_is_better_that_is_said():
     level = [rows(("single", {"nll": 0.3}), ("other", {"nll": 0.3 + e})) for e in (0.1, -0.2, 0.05)]
-    assert findings(level, baseline="single")[0].startswith("No method is better than single beyond noise")
+    assert findings_of(level, baseline="single")[0].startswith("No method is better than single beyond noise")
     worse = [rows(("single", {"nll": 0.3}), ("other", {"nll": 0.5 + e})) for e in (0.1, 0.0, 0.05)]
-    assert findings(worse, baseline="single")[0].startswith("Use single: no method is better")
+    assert findings_of(worse, baseline="single")[0].startswith("Use single: no method is better")
     assert verdict(level, baseline="single")[0] == verdict(worse, baseline="single")[0] == "single"
     costly = rows(("single", {"nll": 0.3, "accuracy": 0.9}), ("a", {"nll": 0.2, "accuracy": 0.8}))
-    assert "in likelihood without losing accuracy or calibration" in findings([costly], baseline="single")[0]
+    assert "in likelihood without losing accuracy or calibration" in findings_of([costly], baseline="single")[0]
     wild = [rows(("single", {"nll": 0.3, "ece": e}), ("a", {"nll": 0.1 + e, "ece": 0.08})) for e in (0.03, 0.06)]
-    assert findings(wild, baseline="single")[0].startswith(
-        "Use single"
-    )  # 0.035 of calibration, though two seeds are few
-    assert "several seeds" in findings([rows(("single", {"nll": 0.3}), ("a", {"nll": 0.1}))], baseline="single")[0]
-    assert findings([rows(("single", {"nll": 0.3}))], baseline="single") == []
+    assert findings_of(wild, baseline="single")[0].startswith("Use single")  # 0.035 of calibration, though two seeds are few
+    assert "several seeds" in findings_of([rows(("single", {"nll": 0.3}), ("a", {"nll": 0.1}))], baseline="single")[0]
+    assert findings_of([rows(("single", {"nll": 0.3}))], baseline="single") == []
     missing = [rows(("single", {"nll": 0.3}), ("broken", {"nll": None}), ("a", {"nll": 0.1}))]
-    assert len(findings(missing, baseline="single")) == 2
+    assert len(findings_of(missing, baseline="single")) == 2
 
 
 def test_a_method_that_wins_by_chance_does_not_hide_one_that_wins_beyond_noise():
@@ -66,4 +68,4 @@ def test_a_method_that_wins_by_chance_does_not_hide_one_that_wins_beyond_noise()
         rows(("single", {"nll": 0.30 + shift}), ("wild", {"nll": wild}), ("steady", {"nll": 0.20 + shift}))
         for shift, wild in ((0.0, 0.05), (0.01, 0.31), (0.02, 0.10))
     ]
-    assert findings(by_seed, baseline="single")[0].startswith("Use steady")
+    assert findings_of(by_seed, baseline="single")[0].startswith("Use steady")

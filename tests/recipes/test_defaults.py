@@ -8,7 +8,7 @@ from torch import nn
 
 import choral
 from choral.base.errors import DivergedError
-from choral.comparison.comparison import findings
+from choral.comparison.comparison import verdict
 from choral.plan import SGD, Adam, AdamW
 from choral.plan.schedules import Relative
 from choral.plan.walk import trainings
@@ -16,6 +16,10 @@ from choral.recipes import METHODS, make
 from choral.recipes.training import Training, default_rate
 
 GIVEN = Training(lr=0.02, optimizer=SGD(), batch_size=16)
+
+
+def findings_of(by_seed, baseline):
+    return verdict(by_seed, baseline=baseline)[1]
 
 
 def line(seed, rows=200):
@@ -155,5 +159,5 @@ def test_advice_counts_the_coverage_of_intervals():
         return {"method": method, "nll": nll, "rmse": 1.0, "coverage_error": abs(covered - 0.95)}
 
     rows = [row("single", 1.0, 0.94), row("packed", 0.5, 0.76), row("snapshot", 0.7, 0.93)]
-    assert findings([rows], baseline="single")[0].startswith("Use snapshot")
-    assert findings([[*rows[:1], row("packed", 0.5, 0.94), rows[2]]], baseline="single")[0].startswith("Use packed")
+    assert findings_of([rows], baseline="single")[0].startswith("Use snapshot")
+    assert findings_of([[*rows[:1], row("packed", 0.5, 0.94), rows[2]]], baseline="single")[0].startswith("Use packed")

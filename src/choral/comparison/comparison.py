@@ -89,13 +89,8 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return fits(value, float) and abs(value) < 1e300  # NaN is not below
 
 
-def findings(by_seed: BySeed, *, baseline: str) -> list[str]:
-    """Return the findings of a comparison: first which method to use, then a sentence on each method and the baseline, best first."""
-    return verdict(by_seed, baseline=baseline)[1]
-
-
 def verdict(by_seed: BySeed, *, baseline: str) -> tuple[str | None, list[str]]:
-    """Return the method to use, if methods can be compared, and the findings in words."""
+    """Return the method to use, if methods can be compared, and the findings: first that method, then a sentence on each other one, best first."""
     values = by_method(by_seed)
     score = next((n for n in ("nll", "pinball", "loss") if n in values.get(baseline, {})), None)
     if score is None or len(values) < 2:
@@ -213,7 +208,7 @@ class Comparison:
 
     @property
     def findings(self) -> list[str]:
-        """The findings as sentences: which method to use, then one for each method (`choral.comparison.comparison.findings`)."""
+        """The findings as sentences: which method to use, then one for each method (`choral.comparison.comparison.verdict`)."""
         return list(self.details.get("findings", []))
 
     def to_dict(self) -> dict[str, Any]:
