@@ -9,7 +9,6 @@ from torch.utils.data import TensorDataset
 import choral
 from choral import SGD, Objective, Recipe, Reset, Train, Training, fork, models, seq
 from choral.base.errors import InputError
-from choral.comparison.evaluation import evaluate
 from choral.objectives import L2, Bernoulli, Categorical, Poisson
 from choral.plan import Collect
 from choral.plan.schedules import Constant
@@ -182,41 +181,12 @@ def test_weights_that_items_do_not_have_are_refused(data, weights, said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_judging_by_weights_is_judging_repeated_rows(name, tmp_path):
+def test_judging_by_weights_is_judging_repeated_rows(name):
     y, outputs, likelihood = TASKS[name]
-    rows = [X[ROWS], y[ROWS]]
     recipe = make("deep_ensemble", members=2, budget=2)
     ensemble = choral.fit(lambda: nn.Linear(3, outputs), (X, y), recipe, likelihood=likelihood)
-    repeated, weighted = evaluate(ensemble, *rows), evaluate(ensemble, X, y, sample_weight=COUNTS)
-    assert weighted["weighted"]
-    assert "nll" in weighted["scores"]
-    for key, value in weighted["scores"].items():
+    repeated, weighted = ensemble.evaluate(X[ROWS], y[ROWS]), ensemble.evaluate(X, y, sample_weight=COUNTS)
+    assert "nll" in weighted
+    for key, value in weighted.items():
         if "coverage" not in key or name != "counts":  # whose ranks are drawn
-            assert value == pytest.approx(repeated["scores"][key], rel=1e-6), key
-    for one, other in zip(weighted["sizes"], repeated["sizes"]):
-        assert one["nll"] == pytest.approx(other["nll"], rel=1e-6)
-    assert not {"reliability", "coverage", "classes"} & weighted.keys()
-    assert ensemble.evaluate(X, y, sample_weight=COUNTS)["nll"] == weighted["scores"]["nll"]
-
-
-def test_methods_are_compared_by_weighted_test_rows_and_reported(tmp_path):
-    from choral.report import write_report
-
-    y = (X[:, 0] > 0).long()
-    settings = {"budget": 4, "members": 2, "training": Training(lr=0.1, optimizer="sgd", batch_size=8)}
-    data = (X, y, X, y)
-    weighted = choral.compare(
-        lambda: nn.Linear(3, 2),
-        data,
-        ["single", "snapshot"],
-        run_dir=tmp_path,
-        sample_weight=(None, COUNTS),
-        **settings,
-    )
-    repeated = choral.compare(lambda: nn.Linear(3, 2), (X, y, X[ROWS], y[ROWS]), ["single", "snapshot"], **settings)
-    for one, other in zip(weighted.rows, repeated.rows):
-        assert one["nll"] == pytest.approx(other["nll"], rel=1e-6)
-        assert one["accuracy"] == pytest.approx(other["accuracy"], rel=1e-6)
-    write_report(tmp_path)
-    with pytest.raises(InputError, match="weights has shape"):
-        choral.compare(lambda: nn.Linear(3, 2), data, ["single"], sample_weight=(None, COUNTS[:3]), **settings)
+            assert value == pytest.approx(repeated[key], rel=1e-6), key
