@@ -56,7 +56,9 @@ def test_where_nothing_is_better_that_is_said():
     costly = rows(("single", {"nll": 0.3, "accuracy": 0.9}), ("a", {"nll": 0.2, "accuracy": 0.8}))
     assert "in likelihood without losing accuracy or calibration" in findings_of([costly], baseline="single")[0]
     wild = [rows(("single", {"nll": 0.3, "ece": e}), ("a", {"nll": 0.1 + e, "ece": 0.08})) for e in (0.03, 0.06)]
-    assert findings_of(wild, baseline="single")[0].startswith("Use single")  # 0.035 of calibration, though two seeds are few
+    assert findings_of(wild, baseline="single")[0].startswith(
+        "Use single"
+    )  # 0.035 of calibration, though two seeds are few
     assert "several seeds" in findings_of([rows(("single", {"nll": 0.3}), ("a", {"nll": 0.1}))], baseline="single")[0]
     assert findings_of([rows(("single", {"nll": 0.3}))], baseline="single") == []
     missing = [rows(("single", {"nll": 0.3}), ("broken", {"nll": None}), ("a", {"nll": 0.1}))]
