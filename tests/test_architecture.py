@@ -1,11 +1,14 @@
 """Imports point downwards, and importing the package loads nothing heavy beyond torch."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import FunctionType
 
 import choral
 
@@ -129,6 +132,19 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_few_modules_are_loose():
     loose = [p.stem for p in ROOT.glob("*.py") if p.stem not in ("__init__", "__main__")]
     assert len(loose) <= 4, loose
+
+
+def test_every_public_method_is_documented_by_itself_or_by_what_it_overrides():
+    kinds = (FunctionType, property, classmethod, staticmethod, cached_property)
+    bare = []
+    for module in map(importlib.import_module, MODULES.keys() - {"choral.__main__"}):
+        for cls in (c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__):
+            for name, held in vars(cls).items():
+                is_method = isinstance(held, kinds) and getattr(held, "__name__", name) == name  # not a field's default
+                private = name.startswith("_") or cls.__name__.startswith("_")
+                if is_method and not private and not any(vars(b)[name].__doc__ for b in cls.__mro__ if name in vars(b)):
+                    bare.append(f"{module.__name__}.{cls.__name__}.{name}")
+    assert not bare, bare
 
 
 def test_a_test_of_a_module_stands_where_the_module_stands():

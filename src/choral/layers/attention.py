@@ -98,7 +98,6 @@ class OpenAttention(nn.Module):
         return masks
 
     def extra_repr(self) -> str:
-        """Show the settings."""
         return f"heads={self.heads}, batch_first={self._batch_first}"
 
 

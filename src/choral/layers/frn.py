@@ -47,12 +47,10 @@ class FilterResponseNorm(nn.Module):
         nn.init.zeros_(self.tau)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized, thresholded maps."""
         weight, bias, tau = (p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau))
         scale = weight * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + self.eps)
         # the maximum with tau, in 0.6 of the time of torch.maximum
         return torch.addcmul(bias - tau, x, scale).relu() + tau
 
     def extra_repr(self) -> str:
-        """Show the arguments."""
         return f"{self.channels}, eps={self.eps}"

@@ -169,7 +169,6 @@ class Converted(Twin):
             return getattr(plain[0], name)
 
     def extra_repr(self) -> str:
-        """Return the settings of the plain layer and of this one."""
         return ", ".join([self._plain[0].extra_repr(), *(f"{name}={getattr(self, name)}" for name in self.shown)])
 
 

@@ -123,5 +123,4 @@ class Block(nn.Module):
         self.linear2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum."""
         return x + self.linear2(self.dropout(self.activation(self.linear1(self.norm(x)))))

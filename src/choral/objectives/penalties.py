@@ -84,7 +84,6 @@ class L2(Penalty):
     exclude: tuple[str, ...] = ()
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
-        """Return the weighted sum of squares."""
         mixing = {name: _mixing_of(name) for name in params}
         logits_of, terms = set(mixing.values()), []
         for name, p in params.items():
@@ -178,7 +177,6 @@ class Anchored(Penalty):
     scaled: bool = False
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
-        """Return the penalty of the parameters around the slot `anchor`."""
         anchor = slots["anchor"]
         if not anchor.keys() <= params.keys():
             missing = ", ".join(sorted(anchor.keys() - params.keys()))

@@ -210,12 +210,10 @@ class Seq(Phase):
 
     @property
     def children(self) -> tuple[Phase, ...]:
-        """Its phases."""
         return self.phases
 
     @property
     def obstacle(self) -> str:
-        """It needs a phase."""
         return "" if self.phases else "has no phases; give it at least one"
 
 
@@ -228,17 +226,14 @@ class Repeat(Phase):
 
     @property
     def children(self) -> tuple[Phase, ...]:
-        """What is repeated; a seq is opened."""
         return opened(self.body)
 
     @property
     def runs(self) -> int:
-        """The rounds."""
         return self.times
 
     @property
     def obstacle(self) -> str:
-        """Rounds can be counted."""
         return "" if self.times >= 0 else f"times is {self.times}; give 0 or more"
 
 
@@ -277,17 +272,14 @@ class Fork(Phase):
 
     @property
     def children(self) -> tuple[Phase, ...]:
-        """What each branch runs; a seq is opened."""
         return opened(self.body)
 
     @property
     def runs(self) -> int:
-        """The branches."""
         return self.branches
 
     @property
     def obstacle(self) -> str:
-        """There must be a branch, and a variant for each if there are any."""
         if self.variants and (len(self.variants) != self.branches or self.space is not None):
             return f"has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead"
         if len({tuple(name for name, _ in v.settings) for v in self.variants}) > 1:

@@ -50,7 +50,6 @@ class Constant(Schedule):
     value: float
 
     def at(self, progress: float) -> float:
-        """Return the value."""
         return self.value
 
 
@@ -68,7 +67,6 @@ class Steps(Schedule):
     factor: float = 0.1
 
     def at(self, progress: float) -> float:
-        """Return the value after the milestones passed so far."""
         return self.value * self.factor ** sum(progress >= m for m in self.milestones)
 
 
@@ -88,7 +86,6 @@ class Linear(Schedule):
             raise InputError(f"Linear points must be at least one, in rising order of progress; got {self.points}.")
 
     def at(self, progress: float) -> float:
-        """Return the interpolated rate."""
         if progress <= self.points[0][0]:
             return self.points[0][1]
         for (left, low), (right, high) in zip(self.points, self.points[1:]):
@@ -105,7 +102,6 @@ class Cosine(Schedule):
     end: float = 0.0
 
     def at(self, progress: float) -> float:
-        """Return the rate on the half cosine."""
         return _cosine(self.start, self.end, progress)
 
 
@@ -122,7 +118,6 @@ class Part(Schedule):
     end: float = 1.0
 
     def at(self, progress: float) -> float:
-        """Return the rate of the whole schedule."""
         return self.whole.at(self.begin + progress * (self.end - self.begin))
 
 
@@ -138,11 +133,9 @@ class Relative(Schedule):
     peak: float | None = None
 
     def at(self, progress: float) -> float:
-        """Return the learning rate, or the shape alone while there is no peak."""
         return (1.0 if self.peak is None else self.peak) * self.shape.at(progress)
 
     def rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step."""
         return (1.0 if self.peak is None else self.peak) * self.shape.rate(step, steps)
 
 
@@ -160,7 +153,6 @@ class OneCycle(Schedule):
     warm: float = 0.1
 
     def at(self, progress: float) -> float:
-        """Return the rate on the two half cosines."""
         if progress < self.warm:
             return _cosine(self.start, self.peak, progress / self.warm)
         return _cosine(self.peak, self.end, (progress - self.warm) / (1 - self.warm))
@@ -209,7 +201,6 @@ class OwnRate(Schedule):
         return self.rate(round(progress * _FINE), _FINE)
 
     def rate(self, step: int, steps: int) -> float:
-        """Return what the function gives, if that is a rate."""
         found = self.function(step, steps) if self.with_steps else self.function(step)
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
             raise InputError(

@@ -69,7 +69,6 @@ class RandomMasks(_Sparse):
     """Weights go at random, drawn for this branch."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return random masks."""
         return random_masks(_shapes(weights), context.generator("prune"), density=1 - self.sparsity, **how)
 
 
@@ -78,7 +77,6 @@ class ErdosRenyi(_Sparse):
     """Weights go at random, fewer in small layers: Erdos-Renyi-Kernel densities."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return random masks of these densities."""
         densities = erk_densities(_shapes(weights), sparsity=self.sparsity)
         return random_masks(_shapes(weights), context.generator("prune"), density=densities, unit=how["unit"])
 
@@ -88,7 +86,6 @@ class Magnitude(_Sparse):
     """The smallest weights go."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return masks of the largest."""
         return magnitude_masks(weights, density=1 - self.sparsity, **how)
 
 
@@ -97,7 +94,6 @@ class AntiRandom(Masks):
     """Branches 2k and 2k + 1 keep complementary halves: the most distant pair of masks there is."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return this branch's half."""
         shared = context.sibling_generator(f"pair {context.branch // 2}")
         return partition(_shapes(weights), shared, members=2, **how)[context.branch % 2]
 
@@ -113,7 +109,6 @@ class Partition(Masks):
     parts: int = 2
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return this branch's part."""
         shared = context.sibling_generator("partition")
         return partition(_shapes(weights), shared, members=self.parts, **how)[context.branch % self.parts]
 
@@ -148,7 +143,6 @@ class Prune(Operator):
     foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with its mask, removed weights at zero."""
         network, example = context.network(state), context.example()
         rows = all(
             part.dim() == 2 and part.is_floating_point() for part in leaves(example)
@@ -250,7 +244,6 @@ class Regrow(Operator):
     needs: ClassVar[tuple[str, ...]] = (MASK,)
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with other weights alive."""
         old = state.slots[MASK]
         gradients = context.gradients(state, self.batches) if self.grow == "gradient" else None
         new = regrow(old, state.params, gradients, rate=self.rate, generator=context.generator("regrow"))
@@ -274,7 +267,6 @@ class Compact(Operator):
     foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state of the smaller network."""
         mask = state.slots[MASK]
         network = context.network(state)
         result = compact(network, keep_vectors(mask), context.example())
@@ -300,7 +292,6 @@ class Hatch(Operator):
     foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state of the whole network."""
         whole, axes = context.fresh(), (state.form or {"axes": {}})["axes"]
         params, buffers = (
             {name: _widened(tensor, small[name], axes.get(name, {})) for name, tensor in full.items()}
@@ -333,7 +324,6 @@ class Resize(Operator):
     reads: ClassVar[tuple[str, ...]] = ("depth", "width")
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with layers switched off and units masked."""
         depth, width = context.variant.get("depth"), context.variant.get("width")
         network = context.network(state)
         if depth is not None:

@@ -99,7 +99,6 @@ class Uniform(_Between):
     """A number between two, all alike."""
 
     def draw(self, generator: torch.Generator) -> float:
-        """Return a value."""
         return self.low + (self.high - self.low) * _uniform(generator)
 
 
@@ -110,7 +109,6 @@ class LogUniform(_Between):
     limits: ClassVar[Limits] = {"low": POSITIVE, "high": POSITIVE}
 
     def draw(self, generator: torch.Generator) -> float:
-        """Return a value."""
         return self.low * (self.high / self.low) ** _uniform(generator)
 
 
@@ -129,7 +127,6 @@ class OneOf(Span):
             raise InputError("OneOf(()) has nothing to choose from; give at least one number or span.")
 
     def draw(self, generator: torch.Generator) -> float:
-        """Return a value."""
         chosen = self.options[int(torch.randint(len(self.options), (), generator=generator))]
         return chosen.draw(generator) if isinstance(chosen, Span) else chosen
 

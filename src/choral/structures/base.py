@@ -126,11 +126,9 @@ class OneMember(Structure, ABC):
     """A network that is one member, and reads a batch as it comes."""
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give the batch to the only member."""
         return x, None if y is None else y.unsqueeze(0)
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Add the member axis."""
         return outputs.unsqueeze(0)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
@@ -149,7 +147,6 @@ class Independent(OneMember):
         return network
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the network itself."""
         return network
 
 
@@ -177,7 +174,6 @@ class JointStructure(Structure, ABC):
         return (batches.mapped(lambda t: t.expand(self.members, *t.shape), x), None) if y is None else (x, y)
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Return the outputs as they are: the member axis is already first."""
         return outputs
 
     def shared(self, network: nn.Module) -> frozenset[str]:
@@ -186,6 +182,5 @@ class JointStructure(Structure, ABC):
         return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in network.stacked)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return member `index` as a plain network of its own."""
         assert isinstance(network, Joint)
         return network.member(index)

@@ -49,7 +49,6 @@ class BatchEnsemble(JointStructure):
     exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with vectors in its layers; its weights are the shared ones."""
 
         def vectors(name: str, layer: nn.Module) -> nn.Module | None:
             if own_kind(layer, WEIGHTED) is None:

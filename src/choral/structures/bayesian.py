@@ -55,7 +55,6 @@ class Sampled(OneMember, ABC):
         return convert(network, self._twins(network, generator), self, include=self.include, exclude=self.exclude)
 
     def keeping(self) -> Self:
-        """Return the structure whose means start at the network's own weights."""
         return replace(self, keep_weights=True)
 
     @abstractmethod
@@ -152,7 +151,6 @@ class RankOneGaussian(Structure):
     exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with factors in all linear maps and convolutions but frozen and tied ones, and BatchNorm by member."""
 
         def factors(_: str, layer: nn.Module) -> nn.Module | None:
             if own_kind(layer, SAMPLED) is None:
@@ -166,12 +164,10 @@ class RankOneGaussian(Structure):
         return swap(joint, by_member)
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Repeat the batch for every member, member by member."""
         repeated = batches.mapped(lambda t: t.repeat((self.members,) + (1,) * (t.dim() - 1)), x)
         return repeated, None if y is None else y.expand(self.members, *y.shape)
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Split the folded batch axis into (member, batch)."""
         return outputs.unflatten(0, (self.members, -1))
 
     def shared(self, network: nn.Module) -> frozenset[str]:

@@ -51,7 +51,6 @@ class Stochastic(OneMember):
             raise InputError("Stochastic: connections=True (DropConnect) needs a rate.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with dropout that stays on; its weights are kept."""
         tree = network if self.rate is None else self._put_in(network, self.rate)
         dropping = [name for name, m in layers_of(tree, (nn.MultiheadAttention,)) if m.dropout]
         if dropping:
@@ -79,5 +78,4 @@ class Stochastic(OneMember):
         return swap(network, drop, include=self.include, exclude=self.exclude)
 
     def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
-        """Let dropout find the axis of rows."""
         find_rows(network, run)

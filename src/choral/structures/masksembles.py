@@ -50,7 +50,6 @@ class Masksembles(JointStructure):
     exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with masked layers; its weights are kept."""
         ends = ends_of(network)
         output = ends[-1][0] if ends and not self.include else None
 

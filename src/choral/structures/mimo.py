@@ -70,7 +70,6 @@ class Mimo(Structure):
         )
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with a wider first and last layer; the others keep their weights."""
         joint = copy.deepcopy(network)
         (first, last), tied = self._ends(network), tied_layers(network)
         order = [name for name, _ in network.named_modules()]
@@ -110,7 +109,6 @@ class Mimo(Structure):
         return torch.cat([x[mixed[m]] for m in range(self.members)], 1), y[mixed]
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Split the outputs of the M output layers."""
         return outputs.unflatten(1, (self.members, -1)).transpose(0, 1)
 
     def shared(self, network: nn.Module) -> frozenset[str]:

@@ -57,7 +57,6 @@ class Packed(JointStructure):
     axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the packed network, its weights drawn from the values of the given one."""
         joint = pack(
             network,
             members=self.members,

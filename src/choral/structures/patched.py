@@ -68,7 +68,6 @@ class Patched(OneMember):
     statistics: Literal["draw", "shared"] = "shared"
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with patched layers in place of the chosen ones; the others keep their weights."""
         network = open_attention(network, include=self.include, exclude=self.exclude) if self.include else network
         wanted = self._wanted(network)
         differing = any(m.components > 1 or m.zero > 0 for m in map(self._mixture_of, wanted))

@@ -58,7 +58,6 @@ class TabM(JointStructure):
     exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with adapters, and with an output layer for each member."""
         tree = open_attention(network, exclude=self.exclude)
         layers = self._layers(tree)
 

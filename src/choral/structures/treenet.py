@@ -33,7 +33,6 @@ class CommonDraws(Foldable):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer returns under the draws that belong to no member."""
         with draws.common():
             result: Tensor = self.layer(x)
         return result
@@ -43,7 +42,6 @@ class CommonDraws(Foldable):
         return getattr(super().__getattr__("layer"), name) if name != "layer" else super().__getattr__(name)
 
     def plain(self) -> nn.Module:
-        """Return the layer."""
         return self.layer
 
 
@@ -74,7 +72,6 @@ class TreeNet(JointStructure):
             )
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with the tensors of its branch layers stacked."""
         chosen = self._branch_layers(network)
         for name, other in tied_layers(network).items():
             if name in chosen:

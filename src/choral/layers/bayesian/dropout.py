@@ -33,7 +33,6 @@ class StochasticDepth(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some rows dropped."""
         return x * F.dropout(x.new_ones(x.shape[:1] + (1,) * (x.dim() - 1)), self.p, self.training)
 
 
@@ -116,7 +115,6 @@ class Dropped(RowAware, Twin):
         return self.rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with units or channels dropped."""
         if self.rate == 0:
             return x
         whole: dict[type[nn.Module], int] = {StochasticDepth: x.dim() - 1, nn.FeatureAlphaDropout: x.dim() - 2}
@@ -131,11 +129,9 @@ class Dropped(RowAware, Twin):
         return scale * (x * keep + _SATURATION * (1 - keep)) - scale * _SATURATION * self.rate
 
     def plain(self) -> nn.Module:
-        """Return the plain dropout layer."""
         return self.kind(self.rate)
 
     def extra_repr(self) -> str:
-        """Show the rate."""
         return f"{self.kind.__name__}, rate={self.rate}"
 
 
@@ -154,7 +150,6 @@ class DroppedOutput(DroppingLayer, RowAware):
     """A linear map or convolution followed by dropout of its outputs; for the arguments see `DropConnect`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs, some dropped."""
         outputs = self.operate(x, self.weight, self.bias)
         if self.training:
             return draws.dropout(outputs, self.rate)

@@ -123,7 +123,6 @@ class DrawnNorm(Converted):
         self.drawn = DrawnStatistics(passes, layer.get_buffer("running_mean"))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what BatchNorm returns."""
         tensors = self.tensors()
         return self.run(x, tensors) if self.training else self.drawn.normalize(self.settings, x, tensors)
 
@@ -316,7 +315,6 @@ class PatchedLayer(Converted):
         return torch.full((len(first),), (1 - self.mixture.zero) / len(first), dtype=first.dtype, device=first.device)
 
     def plain(self) -> nn.Module:
-        """Return the plain layer at the mean over assignments."""
         p = self.probabilities().detach()
         shares = {n: p if n == "weight" else p / p.sum() for n in self.patches}  # biases are never 0
         means = {n: torch.tensordot(shares[n], c.detach(), dims=1) for n, c in self.patches.items()}
@@ -337,14 +335,12 @@ class PatchedNetwork(Twin):
         self.network, self.components, self._key = network, components, key
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of one of the K networks."""
         with draws_by_pass(self._key, self.training):
             component = draws.index(self.components, device=x.device)
         with under(component=component):
             return self.network(x)
 
     def plain(self) -> nn.Module:
-        """Return the plain network at the mean over components."""
         return plain_network(self.network)
 
 

@@ -126,12 +126,10 @@ class GaussianLayer(SampledLayer):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output under one draw of the weights."""
         tensors = {"weight": draw(self.weight_mean, self.weight_rho), "bias": draw(self.bias_mean, self.bias_rho)}
         return self.run(x, tensors)
 
     def plain(self) -> nn.Module:
-        """Return a plain layer with the posterior means as its weights."""
         return self.plain_layer(self.weight_mean, self.bias_mean)
 
 
@@ -175,14 +173,12 @@ class GaussianNorm(Twin):
         return self.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized input under one draw of scale and shift."""
         weight, bias = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
         return functional_call(
             self.norm, {"weight": weight} if bias is None else {"weight": weight, "bias": bias}, (x,)
         )
 
     def plain(self) -> nn.Module:
-        """Return a plain normalization layer with the posterior means as scale and shift."""
         means = {"weight": self.weight_mean, "bias": self.bias_mean}
         own = {n: None if m is None else m.detach().clone() for n, m in means.items() if n in self.norm._parameters}
         return filled(self.norm, own)
@@ -275,7 +271,6 @@ class SpikeSlabLayer(SampledLayer):
         return torch.where(self.frozen_gate < 0, drawn, self.frozen_gate)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output under one draw of the gates and weights."""
         weight, bias, gate = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho), self.gate()
         weight = weight * gate.view((-1,) + (1,) * (weight.dim() - 1))
         return self.run(x, {"weight": weight, "bias": None if bias is None else bias * gate})

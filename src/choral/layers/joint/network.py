@@ -122,7 +122,6 @@ class Joint(nn.Module):
         return ""
 
     def forward(self, x: Batch) -> Tensor:
-        """Return the outputs of every member."""
         if self.members == 1:
             return self._loop(x)
         return {"loop": self._loop, "grouped": self.together, "matmul": self._matmul}[self.kernel](x)
@@ -205,7 +204,6 @@ class Joint(nn.Module):
         return plain_network(copied)
 
     def extra_repr(self) -> str:
-        """Return the members and how they are run."""
         return f"members={self.members}, kernel={self.kernel!r}"
 
 

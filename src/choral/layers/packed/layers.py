@@ -65,13 +65,11 @@ class GroupedLinear(nn.Module):
             nn.init.uniform_(p, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs of all groups side by side."""
         blocks = self.weight.unflatten(0, (self.groups, -1))  # (group, output of the group, input of the group)
         y = torch.einsum("...gi,goi->...go", x.unflatten(-1, (self.groups, -1)), blocks).flatten(-2)
         return y if self.bias is None else y + self.bias
 
     def extra_repr(self) -> str:
-        """Show the arguments."""
         bias = self.bias is not None
         return f"{self.in_features}, {self.out_features}, groups={self.groups}, bias={bias}"
 
@@ -104,7 +102,6 @@ class PackedLayer(Converted, Foldable):
         self.dims = spatial(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return each member's outputs for its part of the batch; of one member if the tensors are one member's."""
         tensors, layer = self.tensors(), self.settings
         if not self.own or getattr(self, self.own[0]).dim() < self._axes:
             return self.run(x, tensors)
@@ -130,7 +127,6 @@ class PackedLayer(Converted, Foldable):
         return torch.cat(outputs)
 
     def plain(self) -> nn.Module:
-        """Return the plain layer, when the tensors are one member's."""
         return filled(self.settings, self.tensors())
 
 

@@ -42,7 +42,6 @@ class PackedNetwork(Joint):
         return self._known[1]
 
     def is_faster_together(self) -> bool:
-        """Return whether members can run abreast on the channel axis."""
         return not self.own_inputs and self.course() is not None
 
     def together(self, x: Batch) -> Tensor:

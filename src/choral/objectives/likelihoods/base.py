@@ -288,7 +288,6 @@ class Loss(Likelihood):
             object.__setattr__(self, name, kept)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return what the function makes of each member's points."""
         each = [self.function(o, t.clone()) for o, t in zip(outputs, targets)]  # which it may write into
         if each[0].dim() == 0:
             return torch.stack(each).unsqueeze(1).expand(-1, outputs.shape[1])
@@ -331,5 +330,4 @@ class Loss(Likelihood):
         return given
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return the outputs as they are."""
         return Outputs(outputs, self.function, self.output, learners=about.learners)
