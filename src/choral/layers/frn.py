@@ -29,10 +29,6 @@ class FilterResponseNorm(nn.Module):
     @typed
     def __init__(self, channels: int, *, eps: float = 1e-6):
         super().__init__()
-        if channels < 1 or not eps > 0:
-            raise InputError(
-                f"FilterResponseNorm: channels={channels!r}, eps={eps!r}; give a count and a number above 0."
-            )
         self.channels = channels
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(channels))

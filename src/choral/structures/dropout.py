@@ -58,12 +58,9 @@ class Stochastic(OneMember):
         tree = swap(tree, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
         if holds(tree, Dropped, DroppedOutput, DropConnect):
             return tree
-        if self.rate is None:
-            raise ConversionError(
-                f"{type(network).__name__} has no dropout layers and no rate was given; give rate=, the probability of dropping a unit."
-            )
+        where = "" if self.rate is None else "no linear map or convolution before its output layer to put them behind, "
         raise ConversionError(
-            f"{type(network).__name__} has no dropout layers, and no linear map or convolution of torch's kinds before its output layer to put them behind; give it nn.Dropout layers."
+            f"{type(network).__name__} has no dropout layers, {where}and rate is {self.rate}; give it nn.Dropout layers, or a rate=."
         )
 
     def _put_in(self, network: nn.Module, rate: float) -> nn.Module:

@@ -35,8 +35,6 @@ class Mimo(Structure):
         members: M.
         repetition: the paper's rho, the probability that a row holds the same example for all members.
         batch_repetition: how often an example appears in a training batch for each member.
-        first: pattern of the layer that reads the input, if not the one that a dry run finds.
-        last: pattern of the layer that gives the output, if not the one that a dry run finds.
 
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
 
@@ -50,8 +48,6 @@ class Mimo(Structure):
     members: int = 3
     repetition: float = 0.0
     batch_repetition: int = 1
-    first: str = ""
-    last: str = ""
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
         """Return the first and last layer of a plain network, or those that a joint one was made with."""
@@ -61,13 +57,7 @@ class Mimo(Structure):
         layers = [name for name, _ in ends_of(network)]
         if not layers:
             raise ConversionError(f"Mimo found no linear map or convolution in {type(network).__name__}.")
-        return tuple(  # type: ignore[return-value]  # two patterns, two names
-            fitting(layers, (pattern,), what)[0] if pattern else found
-            for what, pattern, found in (
-                ("first", self.first, next(iter(first_layers(layers)), layers[0])),
-                ("last", self.last, layers[-1]),
-            )
-        )
+        return next(iter(first_layers(layers)), layers[0]), layers[-1]
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         joint = copy.deepcopy(network)

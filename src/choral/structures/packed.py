@@ -36,7 +36,6 @@ class Packed(JointStructure):
         kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.
-        axes: pairs of a parameter outside torch's own layers and its axes that are widths, where that is ambiguous.
 
     Example:
         >>> plain = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
@@ -54,7 +53,6 @@ class Packed(JointStructure):
     equal_starts: bool = False
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
-    axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         joint = pack(
@@ -67,7 +65,6 @@ class Packed(JointStructure):
             kernel=self.kernel,
             first=self.first,
             last=self.last,
-            axes=dict(self.axes),
             own_inputs=self.own_batches,
             generator=generator,
         )

@@ -5,7 +5,7 @@ arXiv:1511.06314, section 4.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class TreeNet(JointStructure):
         kernel: 'auto' or 'grouped': only together can members share one pass through the trunk.
     """
 
+    kernel: Literal["auto", "grouped"] = "auto"
     start: str = ""
     branches: tuple[str, ...] = ()
 
@@ -66,10 +67,6 @@ class TreeNet(JointStructure):
         super().__post_init__()
         if self.start and self.branches:
             raise InputError(f"TreeNet: start={self.start!r} and branches={self.branches}; give one of the two.")
-        if self.kernel not in ("auto", "grouped"):
-            raise InputError(
-                f"TreeNet: kernel={self.kernel!r}; give 'auto' or 'grouped', which share the trunk's pass."
-            )
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         chosen = self._branch_layers(network)

@@ -9,6 +9,7 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -103,11 +104,8 @@ class Dropped(RowAware, Twin):
 
     def __init__(self, dropout: nn.Module):
         super().__init__()
-        kind = next((k for k in DROPOUTS if isinstance(dropout, k)), None)
-        if kind is None:
-            raise InputError(f"Dropped was given {dropout}; it takes torch's dropout layers.")
+        self.kind: Any = next(k for k in DROPOUTS if isinstance(dropout, k))
         self.rate = checked_rate(float(dropout.p))  # type: ignore[arg-type]  # every dropout layer has its rate in p
-        self.kind: type[nn.Module] = kind
 
     @property
     def p(self) -> float:

@@ -51,8 +51,6 @@ class GroupedLinear(nn.Module):
     @typed
     def __init__(self, in_features: int, out_features: int, *, groups: int, bias: bool = True):
         super().__init__()
-        if min(groups, in_features, out_features) < 1 or in_features % groups or out_features % groups:
-            raise InputError(f"groups={groups} does not divide in_features={in_features}, out_features={out_features}.")
         self.in_features, self.out_features, self.groups = in_features, out_features, groups
         self.weight = nn.Parameter(torch.empty(out_features, in_features // groups))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
@@ -137,7 +135,7 @@ def packed(layers: Sequence[nn.Module]) -> PackedLayer:
     >>> layer(torch.ones(4 * 5, 3)).shape, layer.weight.shape
     (torch.Size([20, 2]), torch.Size([4, 2, 3]))
     """
-    if len({repr(layer) for layer in layers}) != 1 or not all(isinstance(layer, nn.Module) for layer in layers):
+    if len({repr(layer) for layer in layers}) != 1:
         raise InputError(f"packed takes one layer or more, all of the same sizes; it was given {list(layers)[:4]}.")
     first = copy.deepcopy(layers[0])
     for name, tensor in {**first._parameters, **first._buffers}.items():

@@ -7,7 +7,7 @@ the layers it is shown and keeps a list of what became of them.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ class Place(NamedTuple):
     starts_block: bool
 
 
+@dataclass(kw_only=True)
 class Narrowing:
     """Resizes layers for one member and stacks redrawn tensors for all of them.
 
@@ -56,18 +57,20 @@ class Narrowing:
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered where a group would have fewer input channels.
         generator: draws the new tensors.
+        widths: what became of each layer.
+        before: the plain width of the layer before.
+        hidden: plain widths of layers that do not give the output.
     """
 
-    def __init__(
-        self, *, members: int, ratio: Fraction, subgroups: int, minimum_channels: int, generator: torch.Generator
-    ):
-        self.members, self.ratio = members, ratio
-        self.subgroups, self.minimum_channels = subgroups, minimum_channels
-        self.generator = generator
-        self.widths: list[Width] = []
-        self.before = 0  # the plain width of the layer before
-        self.hidden: set[int] = set()  # plain widths of layers that do not give the output
-        self._stacked: dict[int, tuple[Tensor, Tensor]] = {}  # plain tensor (kept alive) and its stacked successor
+    members: int
+    ratio: Fraction
+    subgroups: int
+    minimum_channels: int
+    generator: torch.Generator
+    widths: list[Width] = field(default_factory=list)
+    before: int = 0
+    hidden: set[int] = field(default_factory=set)
+    _stacked: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # plain tensor (kept alive), its successor
 
     def scaled(self, width: int) -> int:
         """Return a width of a member, rounded up."""
@@ -187,10 +190,6 @@ def _convolution(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module
     outputs = plain[1] if place.last else n.scaled(plain[1])
     depthwise = layer.groups > 1 and layer.groups == layer.in_channels
     groups = inputs if depthwise else layer.groups
-    if inputs % groups or outputs % groups:
-        raise ConversionError(
-            f"layer {name!r} has {layer.groups} groups, but {inputs} input and {outputs} output channels in a member; choose width and members to fit."
-        )
     g, why = (1, "") if depthwise else n.gamma(inputs, outputs, groups, place)
     n.note(name, layer, plain, (inputs, outputs), subgroups=g, remark=why)
     old = layer.weight.shape[1]
