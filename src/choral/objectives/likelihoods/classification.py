@@ -206,15 +206,12 @@ class Bernoulli(Likelihood):
     def classes(self, outputs: Tensor) -> int | None:
         return 2 if columns(outputs).shape[2] == 1 else None
 
-    def read(self, targets: Tensor) -> Tensor:
-        return real(targets)
-
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         if not is_binary(targets):
             raise InputError(
                 "y holds other numbers than 0 and 1, but the likelihood is Bernoulli; give 0 or 1, or likelihood='categorical' for class numbers."
             )
-        check_real(targets, outputs, each=1, what="a Bernoulli likelihood")
+        super().check(targets, outputs)
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         return MultiLabel(columns(outputs), about.names, learners=about.learners)

@@ -94,8 +94,6 @@ class RealLikelihood(Likelihood, ABC):
             the likelihood says how large their noise is.
     """
 
-    described: ClassVar[str]
-
     scale: TargetScale | None = None
     standardize: bool | None = None
 
@@ -112,9 +110,6 @@ class RealLikelihood(Likelihood, ABC):
         """Return targets as real numbers in units of training; whole numbers as float64, which holds them."""
         found = real(targets, torch.float64)
         return found if self.scale is None else self.scale.apply(found)
-
-    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        check_real(targets, outputs, each=self.outputs_each, what=self.described)
 
     def settled(self, known: Known) -> Self:
         """Return it with the scale of the training targets: of each, or of all positions of dense ones together."""
@@ -168,7 +163,6 @@ class FixedGaussian(GaussianLikelihood):
             standardized units; the noise is then estimated after training (`estimated`).
     """
 
-    described: ClassVar[str] = "a Gaussian of fixed variance"
     limits: ClassVar[Limits] = {"precision": POSITIVE}
 
     precision: float | tuple[float, ...] | None = None
@@ -250,7 +244,6 @@ class LearnedGaussian(GaussianLikelihood):
     """
 
     outputs_each: ClassVar[int] = 2
-    described: ClassVar[str] = "a Gaussian of learned variance"
     limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
 
     floor: float = 1e-6
@@ -275,7 +268,6 @@ class Quantiles(RealLikelihood):
     """
 
     prediction: ClassVar[type[Predictive]] = QuantileRegression
-    described: ClassVar[str] = "a likelihood of quantiles"
 
     levels: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -334,7 +326,6 @@ class Family(_OfDistribution, RealLikelihood):
 
     prediction: ClassVar[type[Predictive]] = Mixture
     outputs_each: ClassVar[int] = 2
-    described: ClassVar[str] = "this likelihood"
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
         scale = (self.scale.mean, self.scale.std) if self.scale is not None else None
@@ -352,7 +343,6 @@ class StudentT(Family):
         floor: smallest scale, in units of training.
     """
 
-    described: ClassVar[str] = "a Student t"
     limits: ClassVar[Limits] = {"df": Limit(lambda df: 2 < df < math.inf, "a number above 2"), "floor": NOT_NEGATIVE}
 
     df: float = 4.0
@@ -370,7 +360,6 @@ class Laplace(Family):
         floor: smallest scale, in units of training.
     """
 
-    described: ClassVar[str] = "a Laplace"
     limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
 
     floor: float = 1e-3
@@ -389,20 +378,16 @@ class CountLikelihood(_OfDistribution):
 
     prediction: ClassVar[type[Predictive]] = Counts
     outputs_each: ClassVar[int] = 1
-    described: ClassVar[str]
     limits: ClassVar[Limits] = {"base": POSITIVE}
 
     base: float | None = None
 
-    def read(self, targets: Tensor) -> Tensor:
-        return real(targets)
-
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         if not is_whole(targets) or float(targets.min()) < 0:
             raise InputError(
-                f"y from {float(targets.min()):g} to {float(targets.max()):g} is not all counts, but {self.described} is of counts; give a Gaussian likelihood."
+                f"y from {float(targets.min()):g} to {float(targets.max()):g} is not all counts, but {type(self).__name__} is of counts; give a Gaussian likelihood."
             )
-        check_real(targets, outputs, each=self.outputs_each, what=self.described)
+        super().check(targets, outputs)
 
     def settled(self, known: Known) -> Self:
         """Return it with the mean of the training counts as its base."""
@@ -423,8 +408,6 @@ class CountLikelihood(_OfDistribution):
 class Poisson(CountLikelihood):
     """Counts whose variance is their mean; outputs are log(mean / base)."""
 
-    described: ClassVar[str] = "a Poisson"
-
     def distribution(self, outputs: Tensor) -> Distribution:
         return TorchPoisson((self.base or 1.0) * outputs.exp(), validate_args=False)
 
@@ -440,7 +423,6 @@ class NegativeBinomial(CountLikelihood):
     """
 
     outputs_each: ClassVar[int] = 2
-    described: ClassVar[str] = "a negative binomial"
 
     floor: float = 1e-3
 
