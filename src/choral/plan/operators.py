@@ -218,14 +218,11 @@ class Fold(Operator):
         first: the part that branch 0 holds out.
     """
 
+    limits: ClassVar[Limits] = {"folds": Limit(lambda folds: folds >= 2, "2 or more")}
     folds: int
     first: int = 0
     gives: ClassVar[tuple[str, ...]] = (SUBSET, HELD)
     foreseen: ClassVar[bool] = True
-
-    @property
-    def obstacle(self) -> str:
-        return "" if self.folds >= 2 else f"folds is {self.folds}; give 2 or more"
 
     def number(self, branch: int) -> int:
         """Return the part that a branch holds out."""

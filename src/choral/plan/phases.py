@@ -41,11 +41,6 @@ class Phase(Value, ABC):
         """How often what is below it runs."""
         return 1
 
-    @property
-    def obstacle(self) -> str:
-        """What is wrong with it, whatever stands around it; nothing if it can run."""
-        return ""
-
 
 class Context(Protocol):
     """What the engine lends to an operator: randomness of its place, the network, the training data."""
@@ -183,6 +178,7 @@ class Train(Phase):
     """
 
     visit = "train"
+    limits: ClassVar[Limits] = {"epochs": NOT_NEGATIVE, "batch_size": NOT_NEGATIVE}
 
     epochs: int
     schedule: Schedule = Constant(0.1)
@@ -212,15 +208,12 @@ class Seq(Phase):
     def children(self) -> tuple[Phase, ...]:
         return self.phases
 
-    @property
-    def obstacle(self) -> str:
-        return "" if self.phases else "has no phases; give it at least one"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat(Phase):
     """A phase several times, each from the state the one before left."""
 
+    limits: ClassVar[Limits] = {"times": NOT_NEGATIVE}
     times: int
     body: Phase
 
@@ -231,10 +224,6 @@ class Repeat(Phase):
     @property
     def runs(self) -> int:
         return self.times
-
-    @property
-    def obstacle(self) -> str:
-        return "" if self.times >= 0 else f"times is {self.times}; give 0 or more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +237,22 @@ class Fork(Phase):
         space: where branches draw their settings from instead.
     """
 
+    limits: ClassVar[Limits] = {"branches": COUNT}
     branches: int
     body: Phase
     variants: tuple[Variant, ...] = ()
     space: Space | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variants and (len(self.variants) != self.branches or self.space is not None):
+            raise InputError(
+                f"fork has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead."
+            )
+        if len({tuple(name for name, _ in v.settings) for v in self.variants}) > 1:
+            raise InputError(
+                f"fork: variants do not all set the same: {', '.join(sorted(self.varied))}; give each of them every one."
+            )
 
     def variant(self, branch: int, generator: Callable[[str], torch.Generator]) -> Variant:
         """Return the settings of a branch.
@@ -277,14 +278,6 @@ class Fork(Phase):
     @property
     def runs(self) -> int:
         return self.branches
-
-    @property
-    def obstacle(self) -> str:
-        if self.variants and (len(self.variants) != self.branches or self.space is not None):
-            return f"has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead"
-        if len({tuple(name for name, _ in v.settings) for v in self.variants}) > 1:
-            return f"variants do not all set the same: {', '.join(sorted(self.varied))}; give each of them every one"
-        return "" if self.branches >= 1 else f"branches is {self.branches}; give 1 or more"
 
 
 def opened(body: Phase) -> tuple[Phase, ...]:
