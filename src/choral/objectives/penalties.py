@@ -27,7 +27,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError
 from choral.base.text import matches
 from choral.base.types import Params, Slots
 from choral.base.values import NOT_NEGATIVE, POSITIVE, Limits, Value
@@ -125,10 +124,8 @@ class Objective(Value):
 
     def penalty(self, params: Params, slots: Slots, progress: float, points: float) -> Tensor:
         """Return the summed penalties divided by N; there must be one."""
-        total = self.penalties[0](params, slots, progress)
-        for p in self.penalties[1:]:
-            total = total + p(params, slots, progress)
-        return total / points
+        first, *others = (penalty(params, slots, progress) for penalty in self.penalties)
+        return sum(others, first) / points
 
 
 def scale(shape: Sequence[int]) -> float:
@@ -178,9 +175,6 @@ class Anchored(Penalty):
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
         anchor = slots["anchor"]
-        if not anchor.keys() <= params.keys():
-            missing = ", ".join(sorted(anchor.keys() - params.keys()))
-            raise InputError(f"The anchor names parameters the network does not have: {missing}; start a new anchor.")
         squares = [
             (params[name] - target).square().sum() / (scale(target.shape) ** 2 if self.scaled else 1.0)
             for name, target in anchor.items()

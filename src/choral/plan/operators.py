@@ -190,7 +190,7 @@ class RecalibrateDraws(Operator):
 
     def apply(self, state: State, context: Context) -> State:
         network = context.network(state)
-        drawn = [m for m in network.modules() if isinstance(m, DrawnStatistics)]
+        drawn: list[Any] = [statistics for _, statistics in layers_of(network, (DrawnStatistics,))]
         if not drawn:
             return state
         batches = list(context.inputs(self.points))

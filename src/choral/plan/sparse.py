@@ -3,7 +3,7 @@
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,8 +16,11 @@ from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.base.values import BELOW_ONE, Limits, Value
 from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
+from choral.layers.convert import layers_of
 from choral.layers.features import Skippable
 from choral.masks import (
+    Scope,
+    Unit,
     erk_densities,
     keep_vectors,
     magnitude_masks,
@@ -30,8 +33,6 @@ from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
 MASK = slot("mask", Role.MASK)
-Unit = Literal["connection", "neuron", "layer"]
-Scope = Literal["layer", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,8 +328,8 @@ class Resize(Operator):
         depth, width = context.variant.get("depth"), context.variant.get("width")
         network = context.network(state)
         if depth is not None:
-            blocks = [name for name, m in network.named_modules() if isinstance(m, Skippable)]
-            used = {f"{name}.used": torch.tensor(i < depth - 1) for i, name in enumerate(blocks)}
+            blocks = layers_of(network, (Skippable,))
+            used = {f"{name}.used": torch.tensor(i < depth - 1) for i, (name, _) in enumerate(blocks)}
             state = state.having(buffers=state.buffers | used)
         if width is not None:
             state = state.with_slots(**{MASK: both_masks(state.mask, _masks(network, int(width)))})
@@ -337,7 +338,7 @@ class Resize(Operator):
 
 def _masks(network: nn.Module, width: int) -> Params:
     """Return masks of a chain of linear maps in which units from `width` on are cut."""
-    chain = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+    chain: Iterator[tuple[str, Any]] = layers_of(network, (nn.Linear,))
     found: Params = {}
     for (name, one), (after, other) in itertools.pairwise(chain):
         if one.out_features != other.in_features:
@@ -345,10 +346,9 @@ def _masks(network: nn.Module, width: int) -> Params:
                 f"Resize: layer {after!r} reads {other.in_features} numbers, but {name!r} gives {one.out_features}; a width is cut in plain chains only."
             )
         units = torch.arange(one.out_features) < width
-        found[f"{name}.weight"] = found.get(
-            f"{name}.weight", torch.ones_like(one.weight, dtype=torch.bool)
-        ) & units.unsqueeze(1)
-        found[f"{after}.weight"] = torch.ones_like(other.weight, dtype=torch.bool) & units
+        found[f"{name}.weight"] = found.get(f"{name}.weight", torch.tensor(True)) & units.unsqueeze(1)
+        found[f"{name}.weight"] = found[f"{name}.weight"].expand(one.weight.shape)
+        found[f"{after}.weight"] = units.expand(other.weight.shape)
         if one.bias is not None:
             found[f"{name}.bias"] = units
     return found

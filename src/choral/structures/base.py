@@ -7,7 +7,7 @@ gives member outputs back with the member axis first. The engine knows this cont
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -178,9 +178,8 @@ class JointStructure(Structure, ABC):
 
     def shared(self, network: nn.Module) -> frozenset[str]:
         """Return the parameters without a member axis."""
-        assert isinstance(network, Joint)
-        return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in network.stacked)
+        stacked = cast(Joint, network).stacked
+        return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in stacked)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
-        assert isinstance(network, Joint)
-        return network.member(index)
+        return cast(Joint, network).member(index)

@@ -14,7 +14,7 @@ from torch import nn
 from choral.base.errors import ConversionError
 from choral.base.interface import output_last
 from choral.layers.attention import open_attention
-from choral.layers.convert import holds_frozen, swap, tied_layers, within
+from choral.layers.convert import holds_frozen, layers_of, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.layers import RankOneLayer, ScaledInputs
@@ -78,8 +78,7 @@ class TabM(JointStructure):
     def _layers(self, tree: nn.Module) -> "_Layers":
         """Return the names of the layers that members adapt or own."""
         tied = tied_layers(tree)
-        embedding = [name for name, m in tree.named_modules() if isinstance(m, Apiece)]
-        kept = (*embedding, *self.exclude)
+        kept = (*(name for name, _ in layers_of(tree, (Apiece,))), *self.exclude)
         free = [
             name
             for name, m in tree.named_modules()

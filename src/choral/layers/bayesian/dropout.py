@@ -73,7 +73,7 @@ def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
         network: in evaluation mode.
         run: passes so many rows through it.
     """
-    layers = [m for m in network.modules() if isinstance(m, RowAware)]
+    layers = [layer for _, layer in layers_of(network, (RowAware,))]
     seen: list[list[tuple[RowAware, torch.Size]]] = []
     hooks = [m.register_forward_hook(lambda m, _, y: seen[-1].append((m, y.shape))) for m in layers]
     try:
