@@ -168,6 +168,9 @@ def test_rebuild_refuses_what_is_not_in_the_zoo():
         rebuild({"name": "lent", "arguments": {}})
     with pytest.raises(InputError, match=r"'os\.system' is not in the model zoo"):
         rebuild({"name": "os.system", "arguments": {"command": "true"}})
+    for spec in ({"name": "lenet"}, {}, {"name": "lenet", "arguments": {}, "more": 1}, ["lenet", {}], None):
+        with pytest.raises(InputError, match="does not describe a network"):
+            rebuild(spec)  # type: ignore[arg-type]  # a spec is there, or its values are odd on purpose
 
 
 def test_rebuild_refuses_wrong_arguments():

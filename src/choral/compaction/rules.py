@@ -303,7 +303,7 @@ def _dropout(
 def _binary(tracer: Tracer, call: Call, input: Any, other: Any, *, alpha: float = 1, rounding_mode: Any = None) -> Any:
     """Elementwise functions of two tensors tie their channels; parameters of matching length are bound to them."""
     operands = (input, other)
-    known = [tracer.channels(t) if isinstance(t, Tensor) else None for t in operands]
+    known = [tracer.channels(t) for t in operands]
     present = [c for c in known if c is not None]
     if not present or not isinstance(call.result, Tensor):
         return NotImplemented

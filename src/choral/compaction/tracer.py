@@ -237,14 +237,12 @@ class Tracer(TorchFunctionMode):
         for channels in read:
             self.units.lock(channels.units)
 
-    def channels(self, tensor: Tensor) -> Channels | None:
-        """Return what is known of a tensor's channels."""
+    def channels(self, tensor: Any) -> Channels | None:
+        """Return what is known of a tensor's channels; nothing of other arguments."""
         return self._seen.get(id(tensor), (None, None))[1]
 
     def name(self, tensor: Any) -> str | None:
         """Return the name of a parameter or buffer, or of the one this tensor is only another shape of."""
-        if not isinstance(tensor, Tensor):
-            return None
         return self.names.get(id(tensor)) or self._vectors.get(id(tensor), (None, None, False))[1]
 
     def vector(self, tensor: Tensor) -> tuple[str, bool] | None:

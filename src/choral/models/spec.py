@@ -52,10 +52,12 @@ def he(network: nn.Module, *, fan: Literal["fan_in", "fan_out"] = "fan_out", lin
     Reference: He et al., "Delving Deep into Rectifiers", 2015, arXiv:1502.01852, Eq. 10 (fan_in) and 14 (fan_out).
     """
     for layer in network.modules():
-        if type(layer) is nn.Conv2d or (linear and type(layer) is nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, mode=fan, nonlinearity="relu")
-        if type(layer) in (nn.Conv2d, nn.Linear) and layer.bias is not None:
-            nn.init.zeros_(layer.bias)
+        match layer:
+            case nn.Conv2d() | nn.Linear():
+                if linear or layer.weight.dim() > 2:
+                    nn.init.kaiming_normal_(layer.weight, mode=fan, nonlinearity="relu")
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
     return network
 
 
@@ -97,7 +99,12 @@ def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Modul
             if not all(is_whole(v, least) for v in (value if isinstance(value, tuple | list) else [value])):
                 raise InputError(f"{build.__name__}: {name} is {value!r}; give whole numbers of {least} or more.")
         arguments = {name: _plain(f"{build.__name__}: {name}", value) for name, value in given.arguments.items()}
-        network = made(**{name: _tuples(value) for name, value in arguments.items()})  # type: ignore[call-arg]  # all by name
+        try:
+            network = made(**{name: _tuples(value) for name, value in arguments.items()})  # type: ignore[call-arg]  # all by name
+        except ChoralError:
+            raise
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # torch's words, for the user's numbers
+            raise InputError(f"{build.__name__}: {error}.") from error
         setattr(network, _ATTRIBUTE, {"name": build.__name__, "arguments": arguments})
         return network
 

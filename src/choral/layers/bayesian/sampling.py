@@ -163,8 +163,8 @@ class GaussianNorm(Twin):
         return self.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
-        return functional_call(self.norm, {"weight": weight, "bias": bias}, (x,))
+        drawn: Any = {"weight": draw(self.weight_mean, self.weight_rho), "bias": draw(self.bias_mean, self.bias_rho)}
+        return functional_call(self.norm, drawn, (x,))
 
     def plain(self) -> nn.Module:
         return filled(self.norm, {name: getattr(self, name + MEAN) for name in self.norm._parameters})

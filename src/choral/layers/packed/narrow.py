@@ -106,8 +106,8 @@ class Narrowing:
             return
         if id(plain) not in self._stacked:
             stack = redrawn(plain, shape, members=self.members, spread=spread, generator=self.generator)
-            param = isinstance(plain, nn.Parameter)
-            self._stacked[id(plain)] = (plain, nn.Parameter(stack, plain.requires_grad) if param else stack)
+            own = nn.Parameter(stack, plain.requires_grad) if name in layer._parameters else stack
+            self._stacked[id(plain)] = (plain, own)
         new = self._stacked[id(plain)][1]
         if new.shape[1:] != torch.Size(shape):
             raise ConversionError(
@@ -206,12 +206,12 @@ def _by_channel(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     """Normalization and PReLU: every tensor that is as long as there are channels has one number for each."""
     size = next(s for s in _CHANNELS if hasattr(layer, s))
     plain = getattr(layer, size)
-    shape = (plain,) if isinstance(plain, int) else tuple(plain)
-    narrow = place.inner and not (isinstance(layer, nn.PReLU) and plain == 1)
+    shape = tuple(plain) if size == "normalized_shape" else (plain,)
+    narrow = place.inner and (size != "num_parameters" or plain > 1)  # PReLU may have one slope for all
     new = (n.scaled(shape[0]), *shape[1:]) if narrow else shape
-    setattr(layer, size, new[0] if isinstance(plain, int) else new)
+    setattr(layer, size, new if size == "normalized_shape" else new[0])
     remark = ""
-    if isinstance(layer, nn.GroupNorm):
+    if size == "num_channels":
         kept = Fraction(layer.num_groups) * new[0] / plain  # as many channels in a group as before, if possible
         groups = int(kept) if kept.denominator == 1 else math.gcd(layer.num_groups, new[0])
         remark = f"{layer.num_groups} groups, {groups} in a member"
@@ -283,7 +283,7 @@ def _recurrent(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     for key, p in model.named_parameters():
         n.put(layer, key, p.shape, spread=spread)
     layer.input_size, layer.hidden_size = inputs, hidden
-    if not isinstance(layer, CELLS):
+    if "proj_size" in vars(model):
         layer.proj_size = model.proj_size
     n.note(name, layer, plain, (inputs, hidden))
     return layer

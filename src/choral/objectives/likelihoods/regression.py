@@ -174,12 +174,16 @@ class FixedGaussian(GaussianLikelihood):
 
     @property
     def noise_std(self) -> float | None:
-        return float(self.precision**-0.5) if isinstance(self.precision, float | int) else None
+        return None if self.precision is None or len(self._each) > 1 else float(self._each[0] ** -0.5)
+
+    @property
+    def _each(self) -> tuple[float, ...]:
+        """The precision of each target, or of all."""
+        return self.precision if isinstance(self.precision, tuple) else (self.precision or 1.0,)
 
     def _precision(self, means: Tensor) -> Tensor:
         """Return the precision of each target, shaped to multiply means (member, batch, target, ...)."""
-        given = self.precision if isinstance(self.precision, tuple) else (self.precision or 1.0,)
-        return devices.constant(given, means.dtype, means.device).reshape(-1, *[1] * (means.dim() - 3))
+        return devices.constant(self._each, means.dtype, means.device).reshape(-1, *[1] * (means.dim() - 3))
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         means = columns(outputs)
@@ -187,9 +191,9 @@ class FixedGaussian(GaussianLikelihood):
         return summed(0.5 * (precision * squares - precision.log()) + _HALF_LOG_TWO_PI)
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if isinstance(self.precision, tuple):
+        if len(self._each) > 1:
             return self.nll(outputs, targets).mean()
-        means, precision = columns(outputs), self.precision or 1.0
+        means, precision = columns(outputs), self._each[0]
         square = (means - aligned(targets, means)).square().mean()
         return means.shape[2] * (0.5 * precision * square + (_HALF_LOG_TWO_PI - 0.5 * math.log(precision)))
 
