@@ -72,7 +72,8 @@ class OpenAttention(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self._batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
-        q, k, v = (self._split(name, t) for name, t in (("query", query), ("key", key), ("value", value)))
+        projected = (self.query(query), self.key(key), self.value(value))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected)
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (batch, head, query, key)
         for mask in self._masks(attn_mask, key_padding_mask, q.shape[0]):
             scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
@@ -85,9 +86,6 @@ class OpenAttention(nn.Module):
         if not need_weights:
             return y, None
         return y, weights.mean(-3) if average_attn_weights else weights
-
-    def _split(self, name: str, x: Tensor) -> Tensor:
-        return self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def _masks(self, attention: Tensor | None, padding: Tensor | None, batch: int) -> list[Tensor]:
         masks = []

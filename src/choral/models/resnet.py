@@ -221,9 +221,7 @@ def resnet50(
 
     Differs from the paper: the stride is on the 3x3 convolution of a block, as in common implementations.
     """
-    return _bottlenecks(
-        classes=classes, channels=channels, stem=stem, width=width, expansion=4, groups=1, activation=activation
-    )
+    return _bottlenecks(expansion=4, groups=1, **locals())
 
 
 @zoo

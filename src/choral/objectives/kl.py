@@ -54,11 +54,10 @@ def posteriors(params: Params) -> Iterator[tuple[str, Tensor, Tensor]]:
     ['fc.weight']
     """
     for name, mean in params.items():
-        if name.endswith(MEAN):
-            stem = name.removesuffix(MEAN)
-            rho = params.get(stem + RHO)
-            if rho is not None:
-                yield stem, mean, rho
+        stem = name.removesuffix(MEAN)
+        rho = params.get(stem + RHO)
+        if name != stem and rho is not None:
+            yield stem, mean, rho
 
 
 def layer_of(name: str) -> str:

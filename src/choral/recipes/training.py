@@ -150,11 +150,6 @@ def settings_of(given: Training | Paper, own: Training = Training()) -> Training
     return replace(own, lr=own.lr or 0.1, optimizer=chosen, batch_size=own.batch_size or 128)
 
 
-def default_batch_size(points: int) -> int:
-    """Return the batch size of a training that leaves it open: 32, or 128 from 5,000 points on."""
-    return 32 if points < 5_000 else 128
-
-
 def default_rate(optimizer: Optimizer, steps: int, parameters: int, *, given: bool = False) -> float:
     """Return the peak learning rate of a training that leaves it open.
 
@@ -197,7 +192,7 @@ def settled(plan: Phase, points: int, parameters: int | None = None, batch_size:
     phases = trainings(plan)
 
     def sized(phase: Train) -> Train:
-        return replace(phase, batch_size=phase.batch_size or batch_size or default_batch_size(points))
+        return replace(phase, batch_size=phase.batch_size or batch_size or (32 if points < 5_000 else 128))
 
     longest = max((steps_of(sized(phase), points) for phase in phases), default=0)
     starts: list[bool] = []

@@ -27,7 +27,7 @@ from choral.structures.base import OneMember, Structure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled(OneMember, ABC):
+class Sampled(Selective, OneMember, ABC):
     """One network with sampled weights: its passes differ, in training and in evaluation mode alike.
 
     Prediction averages `draws` passes. `member` gives the deterministic network at the center of the posterior: a plain
@@ -38,8 +38,6 @@ class Sampled(OneMember, ABC):
         rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
         keep_weights: means start at the network's own weights; otherwise they are drawn by Kaiming's rule. `fit` sets it for networks
             that bring trained weights.
-        include: patterns of the layers that become Bayesian; all that can when empty.
-        exclude: patterns of layers that stay plain.
     """
 
     draws: int = 10
@@ -47,8 +45,6 @@ class Sampled(OneMember, ABC):
     converts_all: ClassVar[bool] = True
     rho: float = RHO_START
     keep_weights: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, stay."""
@@ -124,7 +120,7 @@ class SpikeSlab(Sampled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOneGaussian(Structure):
+class RankOneGaussian(Selective):
     """Members fold into the batch axis; every linear map and convolution is W * (s_m r_m^T) with Gaussian r_m, s_m.
 
     Weights (and trained ones too) are the network's own; only the factors are new, and they start at random signs.
@@ -135,8 +131,6 @@ class RankOneGaussian(Structure):
         members: how many members share the weights.
         draws: passes averaged at prediction.
         rho: where every rho starts; the standard deviation is softplus(rho).
-        include: patterns of the layers that get factors; all linear maps and convolutions when empty.
-        exclude: patterns of layers that stay wholly shared.
 
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
 
@@ -151,11 +145,8 @@ class RankOneGaussian(Structure):
     undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho")
     converts_all: ClassVar[bool] = True
     rho: float = RHO_START
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-
         def factors(_: str, layer: nn.Module) -> nn.Module | None:
             if own_kind(layer, SAMPLED) is None:
                 return None

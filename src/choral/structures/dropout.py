@@ -22,7 +22,7 @@ from choral.structures.base import OneMember
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stochastic(OneMember):
+class Stochastic(Selective, OneMember):
     """One network whose passes differ by dropout, in training and in evaluation mode alike.
 
     The network's own dropout layers stay on at prediction, and so does dropout inside attention; dropout that forward code calls as a
@@ -34,16 +34,12 @@ class Stochastic(OneMember):
         rate: dropout rate of the layers to put in; None uses the network's own dropout layers only.
         connections: drop weights instead of outputs (DropConnect); needs a rate.
         draws: passes averaged at prediction.
-        include: patterns of the layers to put dropout behind; all but the output layer when empty.
-        exclude: patterns of layers without.
     """
 
     limits: ClassVar[Limits] = {**OneMember.limits, "rate": BELOW_ONE}
     draws: int = 20
     rate: float | None = None
     connections: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ from choral.structures.base import JointStructure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masksembles(JointStructure):
+class Masksembles(Selective, JointStructure):
     """Every linear map and convolution but the output layer and frozen ones is masked, with a fixed mask for each member.
 
     In training the batch is split over the members, or given to each of them (`repetition`, as the Packed-Ensembles paper
@@ -30,12 +30,8 @@ class Masksembles(JointStructure):
     are saved with the weights. The weights start at those of the given network.
 
     Args:
-        members: how many masks.
         scale: at least 1; 1 makes all masks full, a large one makes them nearly disjoint (see `overlapping_masks`).
-        kernel: see `JointStructure`.
         repetition: whether every member trains on the whole batch instead of its part.
-        include: patterns of the layers that get masks; all but the output layer when empty.
-        exclude: patterns of layers without masks.
 
     Shapes: x (batch, ...) -> (member, ceil(batch / member), ...) in training, where a batch that cannot be split evenly is
     filled up with its first rows; (member, batch, ...) with repetition.
@@ -46,8 +42,6 @@ class Masksembles(JointStructure):
     limits: ClassVar[Limits] = {**JointStructure.limits, "scale": Limit(lambda scale: scale >= 1, "at least 1")}
     scale: float = 2.0
     repetition: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         ends = ends_of(network)

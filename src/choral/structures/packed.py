@@ -33,7 +33,6 @@ class Packed(JointStructure):
             (PE-(2, 4, 2) of WRN-28-10: 27,185,608 parameters, and 19,352,008 in their code).
         own_batches: each member is trained on batches of its own instead of the same one.
         equal_starts: all members start at the weights of the first (the paper's ablation, Table 7).
-        kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.
 

@@ -53,7 +53,6 @@ class TreeNet(JointStructure):
     drawn from the values of its weights. The trunk is computed once for all members, its dropout layers included.
 
     Args:
-        members: how many branches.
         start: name (pattern) of the first branch layer: it and everything registered after it is in the branches.
         branches: instead of start, patterns of all branch layers. The output layer if neither is given.
         kernel: 'auto' or 'grouped': only together can members share one pass through the trunk.

@@ -266,7 +266,9 @@ class PatchedLayer(Converted):
         drawn, zero = self._assigned(), self.mixture.zero
         if zero:
             weight = drawn["weight"]
-            shape = {"scalar": weight.shape, "layer": ()}.get(self.mixture.assignment, self._unit_shape(weight))
+            inputs = 0 if isinstance(self.settings, TRANSPOSED) else 1
+            unit = tuple(size if axis == inputs else 1 for axis, size in enumerate(weight.shape))
+            shape = {"scalar": weight.shape, "layer": ()}.get(self.mixture.assignment, unit)
             drawn["weight"] = weight * draws.keep_mask(shape, zero, device=weight.device).to(weight.dtype)
         return drawn
 
@@ -302,10 +304,6 @@ class PatchedLayer(Converted):
         soft = (scores / self.mixture.temperature).softmax(0)
         hard = torch.zeros_like(soft).scatter(0, scores.argmax(0, keepdim=True), 1.0)
         return hard + soft - soft.detach()
-
-    def _unit_shape(self, weight: Tensor) -> tuple[int, ...]:
-        axis = 0 if isinstance(self.settings, TRANSPOSED) else 1
-        return tuple(size if i == axis else 1 for i, size in enumerate(weight.shape))
 
     def probabilities(self) -> Tensor:
         """Return the mixing probabilities of the trained components."""

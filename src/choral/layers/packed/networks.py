@@ -118,7 +118,11 @@ def pack(
         held = any(t is not None for t in (*made._parameters.values(), *made._buffers.values()))
         return PackedLayer(made, members=members) if held and own_kind(made, PACKABLE) else made
 
-    _refuse_frozen(network)
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    if frozen:
+        raise ConversionError(
+            f"{', '.join(frozen)}: frozen, but packed members get weights of their own; train them too, or use batch_ensemble, masksembles or treenet."
+        )
     tree = swap(network, replace)
     _stack_rest(tree, n)
     if subgroups > 1 and all(w.subgroups == 1 for w in n.widths):
@@ -172,14 +176,6 @@ def _block_leads(network: nn.Module) -> set[str]:
         if name and not isinstance(module, (*_CONTAINERS, nn.MultiheadAttention)) and len(own) > 1:
             leads.add(own[0])
     return leads
-
-
-def _refuse_frozen(network: nn.Module) -> None:
-    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
-    if frozen:
-        raise ConversionError(
-            f"{', '.join(frozen)}: frozen, but packed members get weights of their own; train them too, or use batch_ensemble, masksembles or treenet."
-        )
 
 
 def _stack_rest(tree: nn.Module, n: Narrowing) -> None:
