@@ -7,8 +7,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from numbers import Real
+from dataclasses import dataclass
 from typing import ClassVar
 
 from choral.base.errors import InputError
@@ -19,12 +18,7 @@ from choral.base.values import BELOW_ONE, SHARE, Function, Limits, Value
 class Schedule(Value, ABC):
     """The learning rate as a function of how far the phase is."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, Real) and not 0 <= float(value) < math.inf:
-                raise InputError(f"{type(self).__name__}: {f.name} is {value}; give a finite number of 0 or more.")
+    limits: ClassVar[Limits] = dict.fromkeys(("value", "factor", "start", "end", "peak", "begin"), NOT_NEGATIVE)
 
     @abstractmethod
     def at(self, progress: float) -> float:
@@ -61,7 +55,7 @@ class Steps(Schedule):
     [0.1, 0.01, 0.001]
     """
 
-    limits: ClassVar[Limits] = {"milestones": SHARE}
+    limits: ClassVar[Limits] = {**Schedule.limits, "milestones": SHARE}
     value: float
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = 0.1
@@ -146,7 +140,7 @@ class OneCycle(Schedule):
     The last step of the phase has exactly the rate `end`, as in the two-phase schedule of Smith and Topin.
     """
 
-    limits: ClassVar[Limits] = {"warm": BELOW_ONE}
+    limits: ClassVar[Limits] = {**Schedule.limits, "warm": BELOW_ONE}
     peak: float
     start: float = 0.001
     end: float = 1e-7

@@ -158,8 +158,7 @@ class Prune(Operator):
             calls=context.calls(state),
         )
         names = may_go(keep_first=rows if self.keep_first is None else self.keep_first)
-        if not names and self.keep_first is None:
-            names = may_go(keep_first=False)
+        names = names or (may_go(keep_first=False) if self.keep_first is None else [])
         if not names:
             kinds = ", linear, attention and recurrent" if self.unit == "connection" else " and linear"
             raise InputError(
