@@ -72,7 +72,7 @@ def _plain(name: str, value: Any) -> Any:
             return value
         case numbers.Integral():
             return int(value)
-        case numbers.Real() if not math.isinf(value):  # NaN is refused by the annotation
+        case numbers.Real() if math.isfinite(value):
             return float(value)
         case list() | tuple():
             return [_plain(name, item) for item in value]
