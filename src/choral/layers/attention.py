@@ -72,7 +72,8 @@ class OpenAttention(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self._batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
-        projected = (self.query(query), self.key(key), self.value(value))
+        given = {"query": query, "key": key, "value": value}
+        projected = [self.get_submodule(name)(t) for name, t in given.items()]
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected)
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (batch, head, query, key)
         for mask in self._masks(attn_mask, key_padding_mask, q.shape[0]):

@@ -1,8 +1,4 @@
-"""BatchEnsemble: members share every weight and own two vectors for each layer.
-
-Reference: Wen et al., "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong Learning", 2020,
-arXiv:2002.06715.
-"""
+"""BatchEnsemble: members share every weight and own two vectors for each layer (`choral.layers.joint.layers.RankOneLayer`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,4 +1,7 @@
-"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks, whose weights are drawn in every pass."""
+"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks, whose weights are drawn in every pass.
+
+The papers are named by their layers, `choral.layers.bayesian.sampling` and `choral.layers.bayesian.rank_one_gaussian`.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -64,8 +67,6 @@ class Gaussian(Sampled):
 
     See `Sampled` for the arguments; the penalty is `choral.objectives.kl.GaussianKL`.
 
-    Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
-
     >>> network = Gaussian(draws=5).convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.Generator())
     >>> [type(layer).__name__ for layer in network]
     ['GaussianLayer', 'GaussianNorm']
@@ -86,8 +87,6 @@ class SpikeSlab(Sampled):
         temperature: of the relaxed gates (tau).
         sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
             networks with BatchNorm (see `choral.layers.bayesian.sampling.SpikeSlabLayer`).
-
-    Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1.
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [type(layer).__name__ for layer in SpikeSlab().convert(network, torch.Generator())]
@@ -135,8 +134,6 @@ class RankOneGaussian(Selective):
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
 
     The penalty is `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1, anneal=0.8)`.
-
-    Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020, arXiv:2005.07186.
     """
 
     members: int = 4

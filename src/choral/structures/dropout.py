@@ -1,8 +1,4 @@
-"""MC dropout and DropConnect: one network with dropout that stays on at prediction.
-
-Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
-"Regularization of Neural Networks using DropConnect", ICML 2013.
-"""
+"""MC dropout and DropConnect: one network with dropout that stays on at prediction (`choral.layers.bayesian.dropout`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

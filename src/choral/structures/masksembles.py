@@ -1,7 +1,4 @@
-"""Masksembles: members share every weight and differ by fixed binary masks over channels.
-
-Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, arXiv:2012.08334.
-"""
+"""Masksembles: members share every weight and differ by fixed binary masks (`choral.layers.joint.layers.overlapping_masks`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,6 +1,6 @@
 """MIMO: one network with M inputs and M outputs.
 
-Reference: Havasi et al., "Training Independent Subnetworks for Robust Prediction", ICLR 2021, arXiv:2010.06610.
+Reference: Havasi et al., "Training Independent Subnetworks for Robust Prediction", ICLR 2021, arXiv:2010.06610, sections 2 and 3.
 """
 
 import copy
@@ -37,8 +37,6 @@ class Mimo(Structure):
         batch_repetition: how often an example appears in a training batch for each member.
 
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
-
-    Reference: Havasi et al., 2021, sections 2 and 3.
     """
 
     limits: ClassVar[Limits] = {**Structure.limits, "batch_repetition": COUNT, "repetition": SHARE}

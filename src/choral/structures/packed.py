@@ -1,7 +1,4 @@
-"""Packed-Ensembles: members of a fraction of the width, side by side in one network.
-
-Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", 2023, arXiv:2210.09184.
-"""
+"""Packed-Ensembles: members of a fraction of the width, side by side in one network (`choral.layers.packed.networks.pack`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,12 +32,6 @@ class Packed(JointStructure):
         equal_starts: all members start at the weights of the first (the paper's ablation, Table 7).
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.
-
-    Example:
-        >>> plain = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
-        >>> network = Packed(members=4).convert(plain, torch.Generator().manual_seed(0))
-        >>> network(torch.ones(5, 8)).shape
-        torch.Size([4, 5, 3])
     """
 
     draws_anew: ClassVar[bool] = True

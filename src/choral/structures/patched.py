@@ -1,8 +1,4 @@
-"""Ensemble model patching: some layers are drawn from components in every pass, the others are shared.
-
-Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
-arXiv:1905.09453.
-"""
+"""Ensemble model patching: some layers are drawn from components in every pass (`choral.layers.bayesian.patched`), the others are shared."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
