@@ -246,24 +246,14 @@ def _attention(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     wanted = int(heads) if heads.denominator == 1 and heads >= 1 else layer.num_heads
     count = max(h for h in range(1, wanted + 1) if inner % h == 0)
     n.note(name, layer, (width,), (inner,), remark=f"{layer.num_heads} heads, {count} in a member")
+    sizes = {1: 1, **{size: n.scaled(size) for size in (layer.kdim, layer.vdim, width)}, 3 * width: 3 * inner}
     layer.embed_dim, layer.num_heads, layer.head_dim = inner, count, inner // count
     layer.kdim, layer.vdim = n.scaled(layer.kdim), n.scaled(layer.vdim)
     spread = (width / inner) ** 0.5
-    shapes = {
-        "in_proj_weight": (3 * inner, inner),
-        "q_proj_weight": (inner, inner),
-        "k_proj_weight": (inner, layer.kdim),
-        "v_proj_weight": (inner, layer.vdim),
-        "in_proj_bias": (3 * inner,),
-        "bias_k": (1, 1, inner),
-        "bias_v": (1, 1, inner),
-    }
-    for key, shape in shapes.items():
-        n.put(layer, key, shape, spread=spread)
-    out = layer.out_proj
-    out.in_features = out.out_features = inner
-    n.put(out, "weight", (inner, inner), spread=spread)
-    n.put(out, "bias", (inner,), spread=spread)
+    for key, p in list(layer.named_parameters()):
+        owner, _, part = key.rpartition(".")
+        n.put(layer.get_submodule(owner), part, [sizes[size] for size in p.shape], spread=spread)
+    layer.out_proj.in_features = layer.out_proj.out_features = inner
     return layer
 
 
