@@ -201,7 +201,9 @@ class Tracer(TorchFunctionMode):
 
     def _follow(self, call: Call, read: list[Channels], named: list[str]) -> None:
         results = list(tensors_in(call.result))
-        mutated = next(tensors_in((call.args, call.kwargs)), None) if self._mutates(call) else None
+        in_place = call.name in _MUTATING or (call.name.endswith("_") and call.name[:2] != "__")
+        mutates = in_place or call.kwargs.get("inplace")
+        mutated = next(tensors_in((call.args, call.kwargs)), None) if mutates else None
         if not results and mutated is None:
             if call.name in ("item", "tolist", "numpy", "__bool__", "__array__"):  # its value is read
                 self._lock(read)
@@ -216,11 +218,6 @@ class Tracer(TorchFunctionMode):
             self._forget_aliases(mutated)
         for result in results:
             self._note(result, known)
-
-    @staticmethod
-    def _mutates(call: Call) -> bool:
-        name = call.name
-        return name in _MUTATING or (name.endswith("_") and name[:2] != "__") or bool(call.kwargs.get("inplace"))
 
     def _note(self, tensor: Tensor, channels: Channels | None) -> None:
         self._seen[id(tensor)] = (tensor, channels)

@@ -16,13 +16,7 @@ from choral.base.interface import output_last
 from choral.base.types import Params
 from choral.base.values import POSITIVE, Limits
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
-from choral.layers.bayesian.sampling import (
-    GAMMA_START,
-    RHO_START,
-    SAMPLED,
-    SpikeSlabLayer,
-    gaussian_twin,
-)
+from choral.layers.bayesian.sampling import GAMMA_START, RHO_START, SAMPLED, SpikeSlabLayer, gaussian_twin
 from choral.layers.convert import Replace, convert, layers_of, swap
 from choral.layers.functional import BATCH_NORMS, own_kind
 from choral.objectives.kl import gate_keep

@@ -131,10 +131,8 @@ class Narrowing:
                 break
         if g == self.subgroups:
             return g, ""
-        return (
-            g,
-            f"subgroups lowered from {self.subgroups} to {g}: {inputs} channels in {groups * self.subgroups} groups",
-        )
+        wanted = f"{inputs} channels in {groups * self.subgroups} groups"
+        return g, f"subgroups lowered from {self.subgroups} to {g}: {wanted}"
 
 
 def redrawn(plain: Tensor, shape: Sequence[int], *, members: int, spread: float, generator: torch.Generator) -> Tensor:
