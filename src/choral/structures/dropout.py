@@ -50,7 +50,11 @@ class Stochastic(Selective, OneMember):
         tree = swap(tree, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
         if holds(tree, Dropped, DroppedOutput, DropConnect):
             return tree
-        where = "" if self.rate is None else "no linear map or convolution before its output layer to put them behind, "
+        where = (
+            ""
+            if self.rate is None
+            else "no linear map or convolution of torch's kinds before its output layer to put them behind, "
+        )
         raise ConversionError(
             f"{type(network).__name__} has no dropout layers, {where}and rate is {self.rate}; give it nn.Dropout layers, or a rate=."
         )
