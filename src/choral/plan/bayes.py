@@ -259,7 +259,12 @@ class StepTargetShift(_Walking):
     names: ClassVar[tuple[str, str]] = (SHIFT, "target_direction")
 
     def apply(self, state: State, context: Context) -> State:
-        scale = _noise(context) / self.prior_std
+        std = context.likelihood.noise_std
+        if std is None:
+            raise PlanError(
+                f"target noise needs a Gaussian likelihood of known precision, not {context.likelihood}; give likelihood=FixedGaussian(precision=...) or leave target_noise off."
+            )
+        scale = std / self.prior_std
         like = {TARGETS: torch.empty(context.target_shape)} if self.draws else _scaled(state.slots[SHIFT], 1 / scale)
         return self._walked(state, like, context.generator("target shift"), lambda noise: _scaled(noise, scale))
 
@@ -280,15 +285,6 @@ class DrawTargetShift(StepTargetShift):
 
 def _scaled(tensors: Params, factor: float) -> Params:
     return {name: value * factor for name, value in tensors.items()}
-
-
-def _noise(context: Context) -> float:
-    std = context.likelihood.noise_std
-    if std is None:
-        raise PlanError(
-            f"target noise needs a Gaussian likelihood of known precision, not {context.likelihood}; give likelihood=FixedGaussian(precision=...) or leave target_noise off."
-        )
-    return std
 
 
 @dataclass(frozen=True, kw_only=True)
