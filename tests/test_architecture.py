@@ -55,25 +55,25 @@ ORDER = [
 BUDGETS = {
     "": 1088,  # the modules beside the packages; 350 are choral.plots
     "base": 2254,
-    "masks": 642,
-    "corruptions": 614,
+    "masks": 575,
+    "corruptions": 605,
     "metrics": 1181,
     "calibration": 789,
     "predictions": 1521,
-    "objectives": 1882,
-    "layers": 3585,
-    "compaction": 1413,
-    "structures": 1363,
-    "models": 1002,
-    "plan": 3160,
-    "recipes": 2370,
+    "objectives": 1799,
+    "layers": 3418,
+    "compaction": 1204,
+    "structures": 1236,
+    "models": 856,
+    "plan": 3054,
+    "recipes": 2361,
     "data": 1710,
     "tables": 2437,
     "engine": 5400,
     "cluster": 947,
     "deploy": 1313,  # 575 are the server
     "ensemble": 1339,
-    "testing": 339,
+    "testing": 331,
     "report": 1000,
     "comparison": 1117,
     "sklearn": 634,
@@ -180,7 +180,7 @@ PRIVATE = {
 }
 """Private names of torch that have no public counterpart."""
 
-ISINSTANCE = 10.1
+ISINSTANCE = 9.8
 """Uses of isinstance for each 1,000 lines; the aim is 9. Lower it when some go."""
 
 

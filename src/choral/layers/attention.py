@@ -43,7 +43,6 @@ class OpenAttention(nn.Module):
         self.heads, self.drop = attention.num_heads, nn.Dropout(attention.dropout)
         self.batch_first = False  # what torch's transformer layers look at: they must call this module, not read it
         self._batch_first = attention.batch_first
-        width = attention.embed_dim
         if attention.in_proj_weight is None:
             weights = [attention.get_parameter(f"{p}_proj_weight") for p in "qkv"]
         else:
@@ -52,7 +51,6 @@ class OpenAttention(nn.Module):
         for name, weight, bias in zip(("query", "key", "value"), weights, biases):
             self.add_module(name, linear(weight, bias))
         self.out = linear(attention.out_proj.weight, attention.out_proj.bias)
-        assert self.out.out_features == width
 
     def forward(
         self,

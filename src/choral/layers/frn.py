@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from choral.base.errors import InputError
 from choral.base.values import typed
 
 

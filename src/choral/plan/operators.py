@@ -10,6 +10,7 @@ from choral.base import draws
 from choral.base.errors import PlanError
 from choral.base.values import Limit, Limits
 from choral.layers.bayesian.patched import DrawnStatistics
+from choral.layers.convert import layers_of
 from choral.plan.cost import begun
 from choral.plan.phases import Collect, Context, Fork, Operator, Phase, Repeat, Seq, Starter, fork, opened, seq
 from choral.plan.state import Role, State, slot

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from choral.base.batches import Batch
+from choral.base.errors import InputError
 from choral.base.interface import Called
 from choral.base.types import Params
-from choral.base.values import COUNT, SHARE, Limits, Value
+from choral.base.values import COUNT, NOT_NEGATIVE, SHARE, Limits, Value
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.early_stopping import Select
 from choral.plan.optimizers import SGD, Optimizer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from choral.base.errors import InputError
-from choral.base.values import BELOW_ONE, SHARE, Function, Limits, Value
+from choral.base.values import BELOW_ONE, NOT_NEGATIVE, SHARE, Function, Limits, Value
 
 
 @dataclass(frozen=True)

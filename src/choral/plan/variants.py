@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from choral.base.errors import InputError
-from choral.base.values import POSITIVE, Limit, Limits, Value, fits
+from choral.base.values import POSITIVE, Limit, Limits, Value
 from choral.plan.optimizers import Optimizer
 
 FINITE = Limit(math.isfinite, "a finite number")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from choral.base.errors import InputError, did_you_mean
-from choral.objectives.limits import COUNT, NOT_NEGATIVE, POSITIVE, Limited, Limits
+from choral.base.values import COUNT, NOT_NEGATIVE, POSITIVE, Limits, Value
 from choral.plan.cost import steps_of
 from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer, OwnOptimizer
 from choral.plan.phases import Phase, Train, fork, seq
@@ -28,7 +28,7 @@ FEW_STEPS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Limited):
+class Training(Value):
     """Optimizer, learning rate, batch size and schedule of a training.
 
     Settings that are None are chosen for the data and the network (`default_settings`). `training="paper"` gives a recipe the settings of its

@@ -20,7 +20,7 @@ from choral.layers.bayesian.sampling import GAMMA_START, RHO_START, SAMPLED, Spi
 from choral.layers.convert import Replace, convert, layers_of, swap
 from choral.layers.functional import BATCH_NORMS, own_kind
 from choral.objectives.kl import gate_keep
-from choral.structures.base import OneMember, Structure
+from choral.structures.base import OneMember, Selective, Structure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, Dropp
 from choral.layers.convert import holds, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.packed.networks import ends_of
-from choral.structures.base import OneMember
+from choral.structures.base import OneMember, Selective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from choral.layers.joint.layers import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import member_norm
 from choral.layers.packed.networks import ends_of
-from choral.structures.base import JointStructure
+from choral.structures.base import JointStructure, Selective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.interface import first_layers
-from choral.base.text import fitting
 from choral.base.values import COUNT, SHARE, Limits
 from choral.layers.convert import holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import typed
+from choral.layers.convert import layers_of
 from choral.layers.functional import Twin
 from choral.layers.joint.layers import WeightLayer
 

@@ -12,7 +12,7 @@ from choral.base.errors import InputError
 from choral.base.values import BELOW_ONE, NOT_NEGATIVE, Limit, Limits
 from choral.calibration import fit_temperature
 from choral.metrics.classification import nll_rows
-from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, summed
 from choral.predictions import Classification, MultiLabel, Predictive
 
 _MOST_CLASSES = 10_000  # of which those without a training point are kept

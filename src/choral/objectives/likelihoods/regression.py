@@ -18,7 +18,7 @@ from choral.base import devices
 from choral.base.errors import InputError
 from choral.base.text import number
 from choral.base.values import NOT_NEGATIVE, POSITIVE, Limit, Limits, Value
-from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, real, summed
 from choral.objectives.likelihoods.classification import is_whole
 from choral.predictions import Counts, Mixture, Predictive, QuantileRegression, Regression
 
