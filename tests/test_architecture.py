@@ -1,11 +1,14 @@
 """Imports point downwards, and importing the package loads nothing heavy beyond torch."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import FunctionType
 
 import choral
 
@@ -50,29 +53,29 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1088,  # the modules beside the packages; 350 are choral.plots
-    "base": 2254,
-    "masks": 642,
-    "corruptions": 614,
+    "": 1093,  # the modules beside the packages; 350 are choral.plots
+    "base": 2274,
+    "masks": 575,
+    "corruptions": 605,
     "metrics": 1010,
-    "calibration": 659,
+    "calibration": 656,
     "predictions": 1423,
-    "objectives": 1882,
-    "layers": 3585,
-    "compaction": 1413,
-    "structures": 1363,
-    "models": 1002,
-    "plan": 3160,
-    "recipes": 2370,
-    "data": 1710,
-    "tables": 2437,
-    "engine": 5400,
+    "objectives": 1799,
+    "layers": 3418,
+    "compaction": 1204,
+    "structures": 1236,
+    "models": 856,
+    "plan": 3054,
+    "recipes": 2361,
+    "data": 1741,
+    "tables": 2448,
+    "engine": 5401,
     "cluster": 947,
-    "deploy": 1313,  # 575 are the server
-    "ensemble": 1303,
-    "testing": 339,
+    "deploy": 1339,  # 575 are the server
+    "ensemble": 1305,
+    "testing": 331,
     "report": 910,
-    "comparison": 1114,
+    "comparison": 1109,
     "sklearn": 609,
     "cli": 1430,
 }
@@ -131,6 +134,19 @@ def test_few_modules_are_loose():
     assert len(loose) <= 4, loose
 
 
+def test_every_public_method_is_documented_by_itself_or_by_what_it_overrides():
+    kinds = (FunctionType, property, classmethod, staticmethod, cached_property)
+    bare = []
+    for module in map(importlib.import_module, MODULES.keys() - {"choral.__main__"}):
+        for cls in (c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__):
+            for name, held in vars(cls).items():
+                is_method = isinstance(held, kinds) and getattr(held, "__name__", name) == name  # not a field's default
+                private = name.startswith("_") or cls.__name__.startswith("_")
+                if is_method and not private and not any(vars(b)[name].__doc__ for b in cls.__mro__ if name in vars(b)):
+                    bare.append(f"{module.__name__}.{cls.__name__}.{name}")
+    assert not bare, bare
+
+
 def test_a_test_of_a_module_stands_where_the_module_stands():
     tests, own = ROOT.parents[1] / "tests", {"benchmarks", "conformance", "paper"}
     if not tests.exists():
@@ -164,7 +180,7 @@ PRIVATE = {
 }
 """Private names of torch that have no public counterpart."""
 
-ISINSTANCE = 10.1
+ISINSTANCE = 9.0
 """Uses of isinstance for each 1,000 lines; the aim is 9. Lower it when some go."""
 
 

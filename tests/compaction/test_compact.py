@@ -13,6 +13,7 @@ from tests.compaction.networks import (
     NETWORKS,
     Written,
     assert_same,
+    compact_by_rules,
     drawn,
     example,
     prepared,
@@ -39,12 +40,11 @@ def test_outputs_are_those_of_the_masked_network(name, silent, tied):
         if silent:
             network = silenced(network, keep, x)
         before = copy.deepcopy(network.state_dict())
-        result = compact(network, keep, x)
+        # the rules alone must be right, before any check on the example
+        result = (compact if name == "written" else compact_by_rules)(network, keep, x)
         assert_same(result.network, zeroed(network, keep), example(name, count=5, seed=9))
         assert all(torch.equal(network.state_dict()[key], value) for key, value in before.items())
         removed_channels(result, keep)
-        if name != "written":  # everywhere else the rules alone must be right, before any check on the example
-            assert not any("the smaller network failed" in kept.reason for kept in result.kept)
         # the form alone rebuilds the small network from a fresh one
         form = json.loads(json.dumps(result.form))
         assert form == compact(network, keep, x).form == result.form
@@ -72,7 +72,7 @@ def test_silenced_neurons_with_equal_masks_on_tied_layers_all_go(name):
     keep = drawn(network, x, 1, tied=True)
     network = silenced(network, keep, x)
     result = compact(network, keep, x)
-    assert result.kept == ()
+    assert result.kept == {}
     before, after = (sum(p.numel() for p in net.parameters()) for net in (network, result.network))
     assert after < 0.75 * before
     assert flops(result.network, x) < 0.75 * flops(network, x)
@@ -114,11 +114,6 @@ def test_wrong_keep_vectors_are_refused(keep, message):
         compact(Written(), keep, example("written"))
 
 
-def test_an_example_the_network_cannot_read_is_refused():
-    with pytest.raises(InputError, match="example_input: the network does not run on it"):
-        compact(Written(), {"conv1": torch.ones(6).bool()}, torch.zeros(2, 2))
-
-
 def test_several_inputs_and_outputs():
     class Two(nn.Module):
         def __init__(self):
@@ -144,7 +139,7 @@ def test_half_the_neurons_take_a_quarter_of_the_file(build):
     keep = drawn(network, x, 0, tied=True)
     network = silenced(network, keep, x)
     result = compact(network, keep, x)
-    assert result.kept == ()
+    assert result.kept == {}
     form = json.dumps(result.form).encode()
     assert len(save(result.network.state_dict())) + len(form) < 0.35 * len(save(network.state_dict()))
     assert flops(result.network, x) < flops(network, x) / 3
@@ -232,8 +227,7 @@ def test_any_assembly_of_layers(steps, seed, silent, tied, share):
     keep = drawn(network, x, seed, tied=tied, density=share)
     if silent:
         network = silenced(network, keep, x)
-    result = compact(network, keep, x)
+    result = compact_by_rules(network, keep, x)
     fresh = torch.randn(4, 3, 7, 7, generator=torch.Generator().manual_seed(seed + 1))
     assert_same(result.network, zeroed(network, keep), fresh)
     removed_channels(result, keep)
-    assert not any("the smaller network failed" in kept.reason for kept in result.kept)

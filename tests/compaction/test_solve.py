@@ -38,28 +38,24 @@ def test_a_constant_behind_batch_norm_is_folded_into_the_next_bias():
 
 
 @pytest.mark.parametrize(
-    ("after", "reason"),
+    "after",
     [
-        (nn.Sequential(nn.LayerNorm(10), nn.Conv2d(8, 4, 3)), "layer_norm in LayerNorm '2.0'"),
-        (nn.Sequential(nn.Softmax(1), nn.Conv2d(8, 4, 3)), "softmax in Softmax '2.0'"),
-        (
-            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 3)),
-            "go together with live channels of 2.0",
-        ),
-        (nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(8, 4, 3)), "not constant where 2.1.weight reads it"),
-        (nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(8, 4, 3)), "not constant where 2.1.weight reads it"),
-        (nn.Sequential(Total(), nn.Linear(8, 4)), "not constant where 2.1.weight reads it"),
-        (nn.Identity(), "output of the network"),
+        nn.Sequential(nn.LayerNorm(10), nn.Conv2d(8, 4, 3)),  # statistics over all channels
+        nn.Sequential(nn.Softmax(1), nn.Conv2d(8, 4, 3)),  # no rule
+        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 3)),  # tied to live channels
+        nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.Conv2d(8, 4, 3)),  # not constant any more
+        nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(8, 4, 3)),
+        nn.Sequential(Total(), nn.Linear(8, 4)),
+        nn.Identity(),  # an output of the network
     ],
+    ids=["norm", "softmax", "depthwise", "average", "padding", "sum", "output"],
 )
-def test_what_cannot_go_stays_and_is_named(after, reason):
+def test_what_cannot_go_stays_and_is_named(after):
     network = prepared(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), after))
     keep = {"0": torch.arange(8) >= 3}
     x = example("", 2)
     result = compact(network, keep, x)
-    (kept,) = result.kept
-    assert (kept.layer, kept.channels) == ("0", (0, 1, 2))
-    assert reason in kept.reason
+    assert result.kept == {"0": (0, 1, 2)}
     assert result.form == {"axes": {}, "attributes": {}}
     assert_same(result.network, zeroed(network, keep), x)
 
@@ -78,7 +74,7 @@ def test_a_layer_used_twice_cannot_take_over_two_constants():
     network, x = prepared(Twice), example("")
     keep = dict.fromkeys("ab", torch.arange(8) < 5)
     result = compact(network, keep, x)
-    assert {kept.reason for kept in result.kept} == {"it emits a constant, and c.weight is used more than once"}
+    assert result.kept == {"a": (5, 6, 7), "b": (5, 6, 7)}
     result = compact(silenced(network, keep, x), keep, x)
     assert result.removed == {"a": 3, "b": 3}
     assert_same(result.network, silenced(network, keep, x), x)
@@ -97,8 +93,7 @@ def test_a_weight_that_is_also_an_embedding_stays():
     network, x = prepared(Tied), torch.arange(6).view(2, 3)
     keep = {"inner": torch.arange(8) < 5}
     result = compact(network, keep, x)
-    (kept,) = result.kept
-    assert kept.reason == "embedding in Embedding 'words' uses words.weight"
+    assert result.kept == {"inner": (5, 6, 7)}
     assert_same(result.network, zeroed(network, keep), x)
 
 
@@ -108,9 +103,7 @@ def test_residual_sums_keep_what_is_alive_in_any_layer():
     keep = {"0.0": torch.arange(8) >= 4, "2.0.body.2.0": torch.arange(8) >= 2}
     result = compact(silenced(network, keep, x), keep, x)
     assert result.removed == {"0.0": 2, "2.0.body.2.0": 2}
-    (kept,) = result.kept
-    assert kept.channels == (2, 3)
-    assert kept.reason == "it can only go together with live channels of 2.0.body.2.0"
+    assert result.kept == {"0.0": (2, 3)}  # they can only go together with live channels
 
 
 def test_attention_and_its_norms_are_left_alone_and_hidden_neurons_go():
@@ -121,9 +114,7 @@ def test_attention_and_its_norms_are_left_alone_and_hidden_neurons_go():
     keep = {n: torch.rand(network.get_parameter(f"{n}.weight").shape[0], generator=g) < 0.5 for n in layers}
     result = compact(network, keep, x)
     assert result.removed == {"hidden": int((~keep["hidden"]).sum())}
-    reasons = {kept.layer: kept.reason for kept in result.kept}
-    assert set(reasons) == {"patches", "back", "attention.out_proj"}
-    assert "multi_head_attention_forward" in reasons["attention.out_proj"]
+    assert set(result.kept) == {"patches", "back", "attention.out_proj"}
     assert_same(result.network, zeroed(network, keep), x)
 
 
@@ -138,7 +129,7 @@ def test_whole_groups_go_under_group_norm_and_grouped_convolutions():
     assert result.removed == {"0": 2, "3": 3}
     norm, conv = result.network.get_submodule("1"), result.network.get_submodule("3")
     assert (norm.num_groups, conv.groups, conv.in_channels) == (3, 3, 6)
-    assert [(k.layer, k.channels) for k in result.kept] == [("0", (4,))]
+    assert result.kept == {"0": (4,)}
     assert_same(result.network, zeroed(network, keep), x)
 
 
@@ -148,9 +139,7 @@ def test_a_size_written_into_forward_only_costs_the_layer_it_concerns():
     keep = drawn(network, x, 0, tied=False)
     result = compact(network, keep, x)
     assert result.removed == {"conv1": 3, "fc1": 5}
-    (kept,) = result.kept
-    assert kept.layer == "conv2"
-    assert "the smaller network failed" in kept.reason
+    assert set(result.kept) == {"conv2"}
 
 
 def test_a_layer_never_loses_its_last_channel():
@@ -159,7 +148,7 @@ def test_a_layer_never_loses_its_last_channel():
     keep = {"1": torch.zeros(20).bool(), "3.0.0": torch.zeros(16).bool()}
     result = compact(silenced(network, keep, x), keep, x)
     assert result.removed == {"1": 19, "3.0.0": 15}
-    assert all("at least one channel" in kept.reason for kept in result.kept)
+    assert {layer: len(channels) for layer, channels in result.kept.items()} == {"1": 1, "3.0.0": 1}
 
 
 def test_networks_that_cannot_be_traced_stay_whole():
@@ -176,9 +165,7 @@ def test_networks_that_cannot_be_traced_stay_whole():
     network, x = prepared(Shy), example("")
     keep = {"one": torch.arange(8) < 6}
     result = compact(network, keep, x)
-    (kept,) = result.kept
-    assert (kept.layer, kept.channels) == ("one", (6, 7))
-    assert "no way through" in kept.reason
+    assert result.kept == {"one": (6, 7)}
     assert_same(result.network, zeroed(network, keep), x)
     assert tied_groups(network, x) == []
     assert set(neuron_param_mask(network, keep, x)) == {"one.weight", "one.bias"}
@@ -205,7 +192,7 @@ def test_steps_hidden_from_the_tracer_are_caught_by_the_check():
     result = compact(network, keep, x)
     assert_same(result.network, zeroed(network, keep), x)
     assert result.removed.get("three") == 3
-    assert "one" in {kept.layer for kept in result.kept}
+    assert "one" in result.kept
 
 
 class Strided(nn.Module):
@@ -242,6 +229,5 @@ def test_one_closed_node_carries_the_constants_of_all_through_padding_and_missin
     assert_same(shrink(whole, form), zeroed(network, keep), x)
     result = compact(network, keep, x)
     assert result.form == form
-    (kept,) = result.kept
-    assert "it carries the constants that others emit into" in kept.reason
+    assert {layer: len(channels) for layer, channels in result.kept.items()} == {"one.0": 1}
     assert_same(result.network, zeroed(network, keep), x)

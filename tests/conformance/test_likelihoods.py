@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -38,8 +37,6 @@ CLASSES = (X[:, 0] > 0).long() + (X[:, 1] > 0.5).long()
 @dataclass(frozen=True, kw_only=True)
 class OwnGamma(Family):
     """A likelihood of a user's own: positive targets."""
-
-    described: ClassVar[str] = "a gamma"
 
     @property
     def standardizes(self) -> bool:

@@ -1,8 +1,6 @@
-import pytest
 import torch
 from torch.func import functional_call, grad, vmap
 
-from choral.base.errors import InputError
 from choral.layers.frn import FilterResponseNorm
 
 
@@ -68,10 +66,3 @@ def test_stacked_layers_equal_single_ones():
     for i in range(4):
         for name, found in grad(loss)({n: p[i] for n, p in stacked.items()}).items():
             torch.testing.assert_close(mapped[name][i], found)
-
-
-def test_impossible_arguments_are_refused():
-    with pytest.raises(InputError, match="channels=0"):
-        FilterResponseNorm(0)
-    with pytest.raises(InputError, match=r"eps=0\.0"):
-        FilterResponseNorm(2, eps=0.0)

@@ -160,8 +160,6 @@ def test_ties_leave_other_layers_free(seed):
         ({"unit": "filter"}, "unit is 'filter'"),
         ({"scope": "network"}, "scope is 'network'"),
         ({"density": 1.5}, "density=1.5"),
-        ({"density": {"a.weight": 0.5, "b.weight": 0.5}, "scope": "global"}, "scope='layer'"),
-        ({"unit": "neuron", "groups": [["a", "b"]]}, "same number of neurons"),
         ({"unit": "neuron", "groups": [["a"], ["a"]]}, "one group only"),
     ],
 )

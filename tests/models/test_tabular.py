@@ -102,7 +102,6 @@ def test_wrong_arguments_are_said():
     for options, said in [
         ({"edges": EDGES[:2]}, "edges has 2 features and inputs is 4"),
         ({"embedding": "waves"}, "give 'none' or 'piecewise' or 'periodic'"),
-        ({"edges": EDGES, "hidden": (8, 9), "residual": True}, "give equal widths"),
     ]:
         with pytest.raises(InputError, match=said):
             models.tabular(4, 3, **options)

@@ -98,11 +98,6 @@ def test_the_order_of_tokens_matters():
     assert (network(torch.tensor([[3, 5]])) - network(torch.tensor([[5, 3]]))).abs().max() > 1e-6
 
 
-def test_texts_that_are_too_long_are_refused():
-    with pytest.raises(InputError, match=r"a text of 6.*length=5"):
-        transformer(10, length=5)(torch.ones(1, 6, dtype=torch.long))
-
-
 def test_patches_must_cover_the_image():
     with pytest.raises(InputError, match="patch=4 does not divide side=30"):
         vit(side=30)

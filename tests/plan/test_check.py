@@ -4,6 +4,7 @@ from choral.base.errors import InputError
 from choral.plan import (
     Collect,
     DrawMoments,
+    Fold,
     Reset,
     Train,
     UpdateMoments,
@@ -20,14 +21,31 @@ from choral.plan.show import lines
 
 def test_every_problem_is_in_one_message():
     plan = seq(
-        Train(epochs=-1),
+        Train(epochs=1),
         UseMean(),
-        fork(0, Collect()),
-        Train(epochs=1, batch_size=-1, every=(every(1, DrawMoments()),)),
+        fork(2, Collect()),
+        Train(epochs=1, every=(every(1, DrawMoments()),)),
     )
     text = "; ".join(problems(plan, penalty_slots=("anchor",)))
-    for part in ("seq[0] Train", "epochs is -1", "'mean'", "branches is 0", "batch_size is -1", "'anchor'"):
+    for part in ("seq[0] Train: there are no weights", "'mean'", "every: DrawMoments needs", "'anchor'"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Train(epochs=-1), "epochs is -1"),
+        (lambda: Train(epochs=1, batch_size=-1), "batch_size is -1"),
+        (lambda: repeat(-1, Collect()), "times is -1"),
+        (lambda: fork(0, Collect()), "branches is 0"),
+        (lambda: fork(3, Collect(), variants=[{"rate": 1.0}]), "3 branches and 1 variants"),
+        (lambda: fork(Collect(), variants=[{"rate": 1.0}, {"dropout": 0.1}]), "do not all set the same: dropout, rate"),
+        (lambda: Fold(folds=1), "2 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_when_a_phase_is_made(make, said):
+    with pytest.raises(InputError, match=said):
+        make()
 
 
 def test_slots_given_inside_a_fork_do_not_leak_out():

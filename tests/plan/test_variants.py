@@ -54,7 +54,6 @@ def test_forks_with_variants_survive_json_and_are_shown():
     ("variants", "said"),
     [
         ([{"ratee": 1.0}], "variants set 'ratee', which neither SGD nor an operator knows"),
-        ([{"rate": 1.0}, {"dropout": 0.1}], "variants do not all set the same: dropout, rate"),
         ([{"betas": 0.9}], "variants set 'betas'"),
     ],
 )
@@ -86,13 +85,10 @@ def test_values_out_of_range_are_refused(settings, said):
 def test_spans_are_checked():
     with pytest.raises(InputError, match=r"low is 0.0; give a finite number above 0"):
         LogUniform(0.0, 1.0)
-    with pytest.raises(InputError, match="lower number first"):
-        Uniform(2.0, 1.0)
-    with pytest.raises(InputError, match=r"give Uniform\(low, high\)"):
+    with pytest.raises(InputError, match=r"spans is \(\('rate', 0\.1\),\); give .* a Span"):
         Space(rate=0.1)
     with pytest.raises(InputError, match="nothing to choose"):
         OneOf(())
-    assert fork(3, Collect(), variants=[{"rate": 1.0}]).obstacle
 
 
 def test_a_variant_changes_the_numbers_of_an_optimizer_alone():

@@ -46,7 +46,6 @@ def test_a_place_knows_its_branch_its_siblings_and_what_is_below_it():
     outer = Place().then("seq", 1).then("fork", 3)
     inner = outer.then("seq", 0).then("fork", 12).then("every", 0).then("after", 40)
     assert (inner.branch, Place().then("seq", 5).branch) == (12, 0)
-    assert inner.begun == outer.then("seq", 0).then("fork", 12)
     assert str(inner.siblings) == "1/f3/0/every0/40"
     assert outer.holds(inner)
     assert not outer.holds(Place().then("seq", 1).then("fork", 30))

@@ -86,7 +86,7 @@ def test_dropout_inside_attention_stays_on():
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ConversionError, match="has no dropout layers and no rate was given"):
+    with pytest.raises(ConversionError, match="has no dropout layers, and rate is None"):
         Stochastic().convert(models.mlp(4, 2), generator())
     with pytest.raises(InputError, match="needs a rate"):
         Stochastic(connections=True)

@@ -52,7 +52,7 @@ def test_what_cannot_branch_is_refused():
         TreeNet(start="layr1").convert(make("resnet")[0], generator())
     with pytest.raises(InputError, match="give one of the two"):
         TreeNet(start="a", branches=("b",))
-    with pytest.raises(InputError, match="kernel='loop'"):
+    with pytest.raises(InputError, match="kernel is 'loop'"):
         TreeNet(kernel="loop")
 
 

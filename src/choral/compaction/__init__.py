@@ -12,9 +12,9 @@ Where none of this plays a part both give the same network, which the tests chec
 
 from choral.compaction.compact import CompactResult, compact
 from choral.compaction.form import Form, shrink, slice_params
-from choral.compaction.solve import Fold, Kept, neuron_param_mask, tied_groups
+from choral.compaction.solve import Fold, neuron_param_mask, tied_groups
 
 __all__ = [
-    "CompactResult", "Fold", "Form", "Kept", "compact", "neuron_param_mask", "shrink",
+    "CompactResult", "Fold", "Form", "compact", "neuron_param_mask", "shrink",
     "slice_params", "tied_groups",
 ]  # fmt: skip

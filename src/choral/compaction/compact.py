@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from choral.base.interface import evaluating
 from choral.compaction.form import Form, shrink
-from choral.compaction.solve import Example, Kept, Solution, Untraceable, checked, masked, run, runs, solve, traced
+from choral.compaction.solve import Example, Solution, Untraceable, checked, masked, run, solve, traced
 from choral.compaction.tracer import tensors_in
 
 _TOLERANCE = 1e-4
@@ -33,7 +33,7 @@ def compact(network: nn.Module, keep: Mapping[str, Tensor], example_input: Examp
     removed neuron that still emits a constant (the shift of a BatchNorm behind it) is folded into the bias of the next
     layer; where the bias cannot represent it (zero-padding, no bias), one such neuron stays, and its outgoing weights
     take over those of the others. Channels that cannot go - summed with live ones, under the statistics of a LayerNorm,
-    read by attention or by a function with no rule - stay and are named in the report. The result is run on the example
+    read by attention or by a function with no rule - stay; `kept` names them. The result is run on the example
     next to the original; layers whose removal changes anything stay whole.
 
     Args:
@@ -48,38 +48,33 @@ def compact(network: nn.Module, keep: Mapping[str, Tensor], example_input: Examp
     """
     wanted = checked(network, keep)
     dead = masked(network, wanted)
-    expected = runs(dead, example_input)
+    expected = run(copy.deepcopy(dead).eval(), example_input)
     try:
         tracer = traced(network, wanted, example_input)
-    except Untraceable as reason:
-        return _untouched(wanted, dead, str(reason))
+    except Untraceable:
+        return _untouched(wanted, dead)
     solution = solve(network, wanted, tracer)
-    small, problem = _attempt(dead, solution, example_input, expected)
-    if (
-        problem
-    ):  # some step was not what it seemed (a size written into forward): take layers one by one, as far as they go
-        refused = dict.fromkeys(wanted, "")
+    small = _attempt(dead, solution, example_input, expected)
+    if small is None:
+        # some step was not what it seemed (a size written into forward): take layers one by one, as far as they go
+        refused = set(wanted)
         for layer in wanted:
-            refused.pop(layer)
-            trial = solve(network, wanted, tracer, refused)
-            found = _attempt(dead, trial, example_input, expected)[1]
-            if found:
-                refused[layer] = f"the smaller network failed: {found}"
+            trial = solve(network, wanted, tracer, refused - {layer})
+            if _attempt(dead, trial, example_input, expected) is not None:
+                refused.remove(layer)
         solution = solve(network, wanted, tracer, refused)
-        small, problem = _attempt(dead, solution, example_input, expected)
-    if problem:
-        return _untouched(wanted, dead, f"the smaller network failed: {problem}")
-    return CompactResult(**vars(solution), network=small)
+        small = _attempt(dead, solution, example_input, expected)
+    return _untouched(wanted, dead) if small is None else CompactResult(**vars(solution), network=small)
 
 
-def _untouched(keep: Mapping[str, Tensor], dead: nn.Module, reason: str) -> CompactResult:
-    kept = tuple(Kept(k, tuple((~v).nonzero().flatten().tolist()), reason) for k, v in keep.items() if not v.all())
+def _untouched(keep: Mapping[str, Tensor], dead: nn.Module) -> CompactResult:
+    kept = {layer: tuple((~v).nonzero().flatten().tolist()) for layer, v in keep.items() if not v.all()}
     form: Form = {"axes": {}, "attributes": {}}
     return CompactResult(form, (), kept, {}, copy.deepcopy(dead))
 
 
-def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: object) -> tuple[nn.Module, str]:
-    """Return the small network, and what is wrong with it, if anything."""
+def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: object) -> nn.Module | None:
+    """Return the small network, or None if it gives something else."""
     try:
         whole = copy.deepcopy(dead)
         parameters = dict(whole.named_parameters())
@@ -89,12 +84,11 @@ def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: ob
         small = shrink(whole, solution.form)
         with evaluating(small):
             outputs = run(small, example)
-    except Exception as error:  # forward code of the user's may fail in any way
-        return dead, f"{type(error).__name__}: {error}".splitlines()[0]
+    except Exception:  # forward code of the user's may fail in any way
+        return None
     pairs = list(zip(tensors_in(outputs), tensors_in(expected)))
     if any(one.shape != other.shape for one, other in pairs):
-        return small, "its outputs have other shapes"
+        return None
     distance = max((float((a - b).detach().abs().max()) for a, b in pairs if a.numel()), default=0.0)
     scale = max((float(b.detach().abs().max()) for _, b in pairs if b.numel()), default=0.0)
-    close = distance <= _TOLERANCE * max(1.0, scale)
-    return small, "" if close else f"its outputs differ by {distance:.2g}"
+    return small if distance <= _TOLERANCE * max(1.0, scale) else None

@@ -90,7 +90,7 @@ def _grouped(
     by_group = outputs.units.view(groups, -1)
     _tie_columns(tracer, by_group)
     if channels is None:
-        tracer.units.lock(outputs.units, f"grouped {tracer.place} reads channels that cannot be removed")
+        tracer.units.lock(outputs.units)
         return outputs
     inputs = channels.zero_only() if padded else channels
     into = inputs.units.view(groups, -1)
@@ -165,7 +165,7 @@ def _layer_norm(tracer: Tracer, call: Call, channels: Channels, normalized_shape
     """Statistics go over all channels, so each of them has to stay."""
     if channels.axis < call.result.dim() - len(normalized_shape):
         return NotImplemented
-    tracer.units.lock(channels.units, f"{tracer.place} takes statistics over all channels")
+    tracer.units.lock(channels.units)
     return None
 
 
@@ -239,7 +239,7 @@ def _joined(axis: int, parts: Sequence[Channels]) -> Channels:
 def _fixed(tracer: Tracer, count: int, like: Channels, value: float) -> Channels:
     """Return channels that come from no layer and have to stay."""
     units = tracer.units.fresh(count)
-    tracer.units.lock(units, f"{tracer.place} joins it to channels that cannot be removed")
+    tracer.units.lock(units)
     return Channels(0, units, torch.full((count,), value, dtype=like.constants.dtype))
 
 
@@ -303,7 +303,7 @@ def _dropout(
 def _binary(tracer: Tracer, call: Call, input: Any, other: Any, *, alpha: float = 1, rounding_mode: Any = None) -> Any:
     """Elementwise functions of two tensors tie their channels; parameters of matching length are bound to them."""
     operands = (input, other)
-    known = [tracer.channels(t) if isinstance(t, Tensor) else None for t in operands]
+    known = [tracer.channels(t) for t in operands]
     present = [c for c in known if c is not None]
     if not present or not isinstance(call.result, Tensor):
         return NotImplemented
@@ -320,7 +320,7 @@ def _binary(tracer: Tracer, call: Call, input: Any, other: Any, *, alpha: float 
         _values(tracer, item, c, first, axis) if isinstance(item, Tensor) else item for item, c in zip(operands, known)
     ]
     if any(v is None for v in values):
-        tracer.units.lock(first.units, f"{tracer.place} combines it with channels that cannot be removed")
+        tracer.units.lock(first.units)
         return None
     options = {key: call.kwargs[key] for key in ("alpha", "rounding_mode") if key in call.kwargs}
     result = call.function(*[v.clone() if isinstance(v, Tensor) else v for v in values], **options)

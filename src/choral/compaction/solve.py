@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,16 +17,6 @@ from choral.compaction.tracer import Tracer
 from choral.masks import expand_neurons
 
 Example: TypeAlias = Batch | tuple[Any, ...]
-_VARIES = "it is not constant"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Channels that were asked to go but stay: the layer, the channels, and why."""
-
-    layer: str
-    channels: tuple[int, ...]
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -65,11 +55,11 @@ class Fold:
 
 @dataclass(frozen=True)
 class Solution:
-    """What to do: the form, the folds before it, what stays, and how many channels go, by layer."""
+    """What to do: the form, the folds before it, the channels that were asked to go but stay, and how many go, by layer."""
 
     form: Form
     folds: tuple[Fold, ...]
-    kept: tuple[Kept, ...]
+    kept: dict[str, tuple[int, ...]]
     removed: dict[str, int]
 
 
@@ -81,14 +71,6 @@ def run(network: nn.Module, example: Example) -> Any:
 
 class Untraceable(Exception):
     """A network that runs by itself but not while it is watched; it stays whole."""
-
-
-def runs(network: nn.Module, example: Example) -> Any:
-    """Return the outputs in evaluation mode; raises InputError if the network does not run on the example."""
-    try:
-        return run(copy.deepcopy(network).eval(), example)
-    except Exception as error:  # forward code of the user's may fail in any way
-        raise InputError(f"example_input: the network does not run on it: {type(error).__name__}: {error}") from error
 
 
 def checked(network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -133,9 +115,9 @@ def traced(network: nn.Module, keep: Mapping[str, Tensor], example: Example, *, 
     try:
         with tracer:
             outputs = run(watched, example)
-    except Exception as error:  # as above
-        runs(network, example)  # a network that does not run at all is the caller's mistake
-        raise Untraceable(f"the network could not be traced: {type(error).__name__}: {error}") from error
+    except Exception as error:  # forward code of the user's may fail in any way
+        run(watched, example)  # a network that does not run at all is the caller's mistake
+        raise Untraceable from error
     tracer.finish(outputs)
     return tracer
 
@@ -151,10 +133,8 @@ def _canonical(network: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in every}
 
 
-def solve(
-    network: nn.Module, keep: Mapping[str, Tensor], tracer: Tracer, refused: Mapping[str, str] | None = None
-) -> Solution:
-    """Return what can be removed.
+def solve(network: nn.Module, keep: Mapping[str, Tensor], tracer: Tracer, refused: Collection[str] = ()) -> Solution:
+    """Return what can be removed; of `refused` layers nothing is.
 
     A unit goes if the removal of one of its channels was asked for, nothing locks it, and wherever a layer mixes it
     with others it is a constant which the layer's bias can take over. Where the bias cannot (there is none, or zeros are
@@ -162,69 +142,37 @@ def solve(
     """
     roots = tracer.units.roots()
     canonical = _canonical(network)
-    rows = {layer: tracer.rows.get(canonical[_weight(layer)]) for layer in keep}
-    reasons: dict[int, str] = {}
     wanted = torch.zeros(roots.numel(), dtype=torch.bool)
-
-    def stay(units: Tensor, reason: str) -> None:
-        for root in roots[units].unique().tolist():
-            reasons.setdefault(root, reason)
-
-    for layer, units in rows.items():
+    stays = torch.zeros_like(wanted)
+    asked: dict[str, Tensor] = {}
+    for layer, vector in keep.items():
+        units = tracer.rows.get(canonical[_weight(layer)])
         if units is not None:
-            wanted[roots[units[~keep[layer]]]] = True
-            if refused and layer in refused:
-                stay(units[~keep[layer]], refused[layer])
-    for units, reason in tracer.units.locks:
-        stay(units, reason)
+            asked[layer] = units[~vector]
+            wanted[roots[asked[layer]]] = True
+            stays[roots[asked[layer]]] |= layer in refused
+    for units in tracer.units.locks:
+        stays[roots[units]] = True
     readings = Counter(use.weight for use in tracer.uses)
     for use in tracer.uses:
-        stay(use.units[use.constants.isnan()], f"{_VARIES} where {use.weight} reads it")
-        if readings[use.weight] > 1:
-            stay(use.units[use.emitting], f"it emits a constant, and {use.weight} is used more than once")
-    for root in reasons:
-        wanted[root] = False
+        varying = use.constants.isnan()
+        stays[roots[use.units[varying | use.emitting if readings[use.weight] > 1 else varying]]] = True
+    wanted &= ~stays
     for use in tracer.uses:
         if not use.takes_constants and bool((wanted[roots[use.units]] & use.emitting).any()):
-            carrier = use.units[use.constants.nan_to_num(0.0).abs().argmax()]
-            wanted[roots[carrier]] = False
-            stay(carrier, f"it carries the constants that others emit into {use.weight}")
-    for (name, _), units in tracer.bound.items():
+            wanted[roots[use.units[use.constants.nan_to_num(0.0).abs().argmax()]]] = False
+    for units in tracer.bound.values():  # every parameter needs a channel
         if bool(wanted[roots[units]].all()):
             wanted[roots[units[0]]] = False
-            stay(units[:1], f"{name} needs at least one channel")
     gone = wanted[roots]
-    kept = [found for layer in keep for found in _kept(layer, keep, rows, roots, gone, reasons, tracer)]
+    kept = {}
+    for layer, vector in keep.items():
+        dead = (~vector).nonzero().flatten()
+        staying = dead[~gone[asked[layer]]] if layer in asked else dead
+        if staying.numel():
+            kept[layer] = tuple(staying.tolist())
     removed = {_layer(name): int(gone[units].sum()) for name, units in tracer.rows.items() if bool(gone[units].any())}
-    return Solution(_form(network, tracer, gone), _folds(tracer, gone), tuple(kept), removed)
-
-
-def _kept(
-    layer: str,
-    keep: Mapping[str, Tensor],
-    rows: Mapping[str, Tensor | None],
-    roots: Tensor,
-    gone: Tensor,
-    reasons: Mapping[int, str],
-    tracer: Tracer,
-) -> list[Kept]:
-    """Return the channels of a layer that were asked to go and stay, reason by reason."""
-    dead, units = (~keep[layer]).nonzero().flatten(), rows[layer]
-    if units is None:
-        why = tracer.elsewhere.get(_weight(layer), "no linear map or convolution with it was seen")
-        return [Kept(layer, tuple(dead.tolist()), why)] if dead.numel() else []
-    layers = {id(own): name for name, own in rows.items()}
-    alive: dict[int, str] = {}  # a layer that has a live channel in a unit
-    for weight, own in tracer.rows.items():
-        live = own[keep[layers[id(own)]]] if id(own) in layers else own
-        alive |= dict.fromkeys(roots[live].tolist(), _layer(weight)) | alive
-    by_reason: dict[str, list[int]] = {}
-    for channel in dead[~gone[units[dead]]].tolist():
-        root = int(roots[units[channel]])
-        tied = root in alive and reasons[root].startswith(_VARIES)
-        why = f"it can only go together with live channels of {alive[root]}" if tied else reasons[root]
-        by_reason.setdefault(why, []).append(channel)
-    return [Kept(layer, tuple(channels), why) for why, channels in by_reason.items()]
+    return Solution(_form(network, tracer, gone), _folds(tracer, gone), kept, removed)
 
 
 def _layer(weight: str) -> str:

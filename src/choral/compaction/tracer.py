@@ -39,11 +39,11 @@ class Channels:
 
 
 class Units:
-    """A growing set of units that can be tied to each other and locked (never to be removed), with the reason."""
+    """A growing set of units that can be tied to each other and locked (never to be removed)."""
 
     def __init__(self) -> None:
         self._parents: list[int] = []
-        self.locks: list[tuple[Tensor, str]] = []  # in the order of execution
+        self.locks: list[Tensor] = []
 
     def fresh(self, count: int) -> Tensor:
         """Return new units, each on its own."""
@@ -63,9 +63,9 @@ class Units:
             low, high = sorted((self._root(a), self._root(b)))
             self._parents[high] = low
 
-    def lock(self, units: Tensor, reason: str) -> None:
+    def lock(self, units: Tensor) -> None:
         """Never remove these units."""
-        self.locks.append((units.unique(), reason))
+        self.locks.append(units.unique())
 
     def roots(self) -> Tensor:
         """Return for every unit the first unit it is tied to, (unit,)."""
@@ -144,7 +144,7 @@ class Tracer(TorchFunctionMode):
         bound: units along an axis of a parameter or buffer, by (name, axis).
         rows: units of a layer's output channels, by the name of its weight.
         uses: all readings by layers that mix channels.
-        elsewhere: parameters used by calls without a rule, with the reason.
+        elsewhere: parameters used by calls without a rule.
         norms: units of the channels a normalization module reads, by module name.
         silenced: False where a parameter would be silenced, (channel,) by name.
     """
@@ -155,7 +155,7 @@ class Tracer(TorchFunctionMode):
         self.bound: dict[tuple[str, int], Tensor] = {}
         self.rows: dict[str, Tensor] = {}
         self.uses: list[Use] = []
-        self.elsewhere: dict[str, str] = {}
+        self.elsewhere: set[str] = set()
         self.norms: dict[str, Tensor] = {}
         self.silenced: dict[str, Tensor] = {}
         self.dead = dead
@@ -166,7 +166,6 @@ class Tracer(TorchFunctionMode):
         self._shapes = {n: t.shape for n, t in own}
         self._parameters = {n for n, _ in network.named_parameters()}
         self._modules: list[str] = [""]
-        self._kinds = {name: type(module).__name__ for name, module in network.named_modules()}
         # every tensor seen stays referenced here, so that no id is used twice
         self._seen: dict[int, tuple[Tensor, Channels | None]] = {}
         self._vectors: dict[int, tuple[Tensor, str, bool]] = {}
@@ -181,12 +180,6 @@ class Tracer(TorchFunctionMode):
 
     def _leave(self, *_: Any) -> None:
         self._modules.pop()
-
-    @property
-    def place(self) -> str:
-        """The module whose forward is running, in words."""
-        name = self._modules[-1]
-        return f"{self._kinds[name]} {name!r}" if name else self._kinds[name]
 
     @property
     def module(self) -> str:
@@ -208,28 +201,23 @@ class Tracer(TorchFunctionMode):
 
     def _follow(self, call: Call, read: list[Channels], named: list[str]) -> None:
         results = list(tensors_in(call.result))
-        mutated = next(tensors_in((call.args, call.kwargs)), None) if self._mutates(call) else None
+        in_place = call.name in _MUTATING or (call.name.endswith("_") and call.name[:2] != "__")
+        mutates = in_place or call.kwargs.get("inplace")
+        mutated = next(tensors_in((call.args, call.kwargs)), None) if mutates else None
         if not results and mutated is None:
-            if call.name in ("item", "tolist", "numpy", "__bool__", "__array__"):
-                self._lock(read, f"{call.name} in {self.place} reads its value")
+            if call.name in ("item", "tolist", "numpy", "__bool__", "__array__"):  # its value is read
+                self._lock(read)
             return
         self._bound_now = set()
         known = self._rules(self, call)
         if known is NotImplemented:
-            self._lock(read, f"it cannot be followed through {call.name.strip('_')} in {self.place}")
+            self._lock(read)
             known = None
-        for name in named:
-            if name not in self._bound_now:
-                self.elsewhere.setdefault(name, f"{call.name.strip('_')} in {self.place} uses {name}")
+        self.elsewhere.update(name for name in named if name not in self._bound_now)
         if mutated is not None:
             self._forget_aliases(mutated)
         for result in results:
             self._note(result, known)
-
-    @staticmethod
-    def _mutates(call: Call) -> bool:
-        name = call.name
-        return name in _MUTATING or (name.endswith("_") and name[:2] != "__") or bool(call.kwargs.get("inplace"))
 
     def _note(self, tensor: Tensor, channels: Channels | None) -> None:
         self._seen[id(tensor)] = (tensor, channels)
@@ -242,18 +230,16 @@ class Tracer(TorchFunctionMode):
                 unknown = torch.full_like(channels.constants, torch.nan)
                 self._seen[other] = (held, channels.valued(unknown))
 
-    def _lock(self, read: list[Channels], reason: str) -> None:
+    def _lock(self, read: list[Channels]) -> None:
         for channels in read:
-            self.units.lock(channels.units, reason)
+            self.units.lock(channels.units)
 
-    def channels(self, tensor: Tensor) -> Channels | None:
-        """Return what is known of a tensor's channels."""
+    def channels(self, tensor: Any) -> Channels | None:
+        """Return what is known of a tensor's channels; nothing of other arguments."""
         return self._seen.get(id(tensor), (None, None))[1]
 
     def name(self, tensor: Any) -> str | None:
         """Return the name of a parameter or buffer, or of the one this tensor is only another shape of."""
-        if not isinstance(tensor, Tensor):
-            return None
         return self.names.get(id(tensor)) or self._vectors.get(id(tensor), (None, None, False))[1]
 
     def vector(self, tensor: Tensor) -> tuple[str, bool] | None:
@@ -310,12 +296,7 @@ class Tracer(TorchFunctionMode):
 
     def finish(self, outputs: Any) -> None:
         """Lock what the network returns, and all that is bound to parameters which are also used in unknown ways."""
-        for tensor in tensors_in(outputs):
-            channels = self.channels(tensor)
-            if channels is not None:
-                self.units.lock(channels.units, "it is an output of the network")
+        self._lock([c for c in map(self.channels, tensors_in(outputs)) if c is not None])
         for (name, axis), units in self.bound.items():
-            if name in self.elsewhere:
-                self.units.lock(units, self.elsewhere[name])
-            elif (name, axis) in self._pinned:
-                self.units.lock(units, f"{name} also reads channels that cannot be removed")
+            if name in self.elsewhere or (name, axis) in self._pinned:
+                self.units.lock(units)

@@ -43,7 +43,6 @@ class OpenAttention(nn.Module):
         self.heads, self.drop = attention.num_heads, nn.Dropout(attention.dropout)
         self.batch_first = False  # what torch's transformer layers look at: they must call this module, not read it
         self._batch_first = attention.batch_first
-        width = attention.embed_dim
         if attention.in_proj_weight is None:
             weights = [attention.get_parameter(f"{p}_proj_weight") for p in "qkv"]
         else:
@@ -52,7 +51,6 @@ class OpenAttention(nn.Module):
         for name, weight, bias in zip(("query", "key", "value"), weights, biases):
             self.add_module(name, linear(weight, bias))
         self.out = linear(attention.out_proj.weight, attention.out_proj.bias)
-        assert self.out.out_features == width
 
     def forward(
         self,
@@ -72,7 +70,9 @@ class OpenAttention(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self._batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
-        q, k, v = (self._split(name, t) for name, t in (("query", query), ("key", key), ("value", value)))
+        given = {"query": query, "key": key, "value": value}
+        projected = [self.get_submodule(name)(t) for name, t in given.items()]
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected)
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (batch, head, query, key)
         for mask in self._masks(attn_mask, key_padding_mask, q.shape[0]):
             scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
@@ -86,9 +86,6 @@ class OpenAttention(nn.Module):
             return y, None
         return y, weights.mean(-3) if average_attn_weights else weights
 
-    def _split(self, name: str, x: Tensor) -> Tensor:
-        return self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
     def _masks(self, attention: Tensor | None, padding: Tensor | None, batch: int) -> list[Tensor]:
         masks = []
         if attention is not None:
@@ -98,7 +95,6 @@ class OpenAttention(nn.Module):
         return masks
 
     def extra_repr(self) -> str:
-        """Show the settings."""
         return f"heads={self.heads}, batch_first={self._batch_first}"
 
 

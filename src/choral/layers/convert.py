@@ -175,22 +175,14 @@ def plain_network(network: nn.Module) -> nn.Module:
     return swap(network, lambda _, module: module.plain() if isinstance(module, Twin) else None)
 
 
-def layers_of(
-    network: nn.Module,
-    kinds: tuple[type[nn.Module], ...] = (nn.Module,),
-    *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-) -> Iterator[tuple[str, nn.Module]]:
+def layers_of(network: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the name and module of each distinct layer of the given kinds, in the order in which they were registered.
 
     >>> network = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    >>> [name for name, _ in layers_of(network, (nn.Linear,), exclude=("0",))]
-    ['2']
+    >>> [name for name, _ in layers_of(network, (nn.Linear,))]
+    ['0', '2']
     """
-    for name, module in network.named_modules():
-        if isinstance(module, kinds) and (not include or matches(name, include)) and not matches(name, exclude):
-            yield name, module
+    return ((name, module) for name, module in network.named_modules() if isinstance(module, kinds))
 
 
 def holds(network: nn.Module, *kinds: type) -> bool:
@@ -199,7 +191,7 @@ def holds(network: nn.Module, *kinds: type) -> bool:
     >>> holds(nn.Sequential(nn.Linear(2, 2)), nn.Linear), holds(nn.ReLU(), nn.Linear)
     (True, False)
     """
-    return any(isinstance(module, kinds) for module in network.modules())
+    return any(layers_of(network, kinds))
 
 
 def within(name: str, patterns: Sequence[str]) -> bool:

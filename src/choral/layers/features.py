@@ -85,7 +85,6 @@ class Piecewise(nn.Module):
         self._ready: dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features (batch, width)."""
         source, begin, slope, low, high = self._constants(x)
         # subtracted first: large numbers with narrow bins would round
         part = (x.index_select(-1, source) - begin) * slope
@@ -105,7 +104,6 @@ class Piecewise(nn.Module):
         return tuple(torch.bincount(self._rows[0].long(), minlength=self.features).tolist())
 
     def extra_repr(self) -> str:
-        """Return the numbers of features and columns."""
         return f"features={self.features}, width={self.width}"
 
 
@@ -163,7 +161,6 @@ class Pixel(nn.Module):
     """Add an axis of length one at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, ..., 1)."""
         return x.unsqueeze(-1)
 
 
@@ -171,7 +168,6 @@ class Waves(nn.Module):
     """The cosine of 2 pi times each number."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the cosines."""
         return torch.cos(2 * math.pi * x)
 
 
@@ -194,7 +190,6 @@ class Beside(nn.Module):
         self.own, self.others = ([i for i, own in enumerate(chosen) if bool(own) is side] for side in (True, False))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the columns of the layer and the other features."""
         return torch.cat([self.layer(x[..., self.own]), x[..., self.others]], -1)
 
 
@@ -231,5 +226,4 @@ class Skippable(nn.Module):
         self.register_buffer("used", torch.tensor(True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer makes of x, or x."""
         return torch.where(self.used, self.layer(x), x)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from choral.base.errors import InputError
 from choral.base.values import typed
 
 
@@ -29,10 +28,6 @@ class FilterResponseNorm(nn.Module):
     @typed
     def __init__(self, channels: int, *, eps: float = 1e-6):
         super().__init__()
-        if channels < 1 or not eps > 0:
-            raise InputError(
-                f"FilterResponseNorm: channels={channels!r}, eps={eps!r}; give a count and a number above 0."
-            )
         self.channels = channels
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(channels))
@@ -47,12 +42,10 @@ class FilterResponseNorm(nn.Module):
         nn.init.zeros_(self.tau)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized, thresholded maps."""
         weight, bias, tau = (p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau))
         scale = weight * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + self.eps)
         # the maximum with tau, in 0.6 of the time of torch.maximum
         return torch.addcmul(bias - tau, x, scale).relu() + tau
 
     def extra_repr(self) -> str:
-        """Show the arguments."""
         return f"{self.channels}, eps={self.eps}"

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from choral.base import rng
@@ -81,12 +80,17 @@ def same_results(layer: nn.Module, x: Tensor, wanted: Callable[[nn.Module, Tenso
     return True
 
 
+def holding(layer: nn.Module, tensors: Tensors) -> nn.Module:
+    """Return a module with the settings of a layer and these tensors, None where there is none; the layer itself is not changed."""
+    held = object.__new__(type(layer))
+    own = {table: {n: tensors.get(n) for n in getattr(layer, table)} for table in ("_parameters", "_buffers")}
+    vars(held).update(vars(layer) | own)
+    return held
+
+
 def emptied(layer: nn.Module) -> nn.Module:
     """Return a module with the settings of a layer and none of its tensors; the layer itself is not changed."""
-    empty = copy.copy(layer)
-    for table in ("_parameters", "_buffers"):
-        setattr(empty, table, dict.fromkeys(getattr(layer, table)))
-    return empty
+    return holding(layer, {})
 
 
 def filled(empty: nn.Module, tensors: Tensors) -> nn.Module:
@@ -169,7 +173,6 @@ class Converted(Twin):
             return getattr(plain[0], name)
 
     def extra_repr(self) -> str:
-        """Return the settings of the plain layer and of this one."""
         return ", ".join([self._plain[0].extra_repr(), *(f"{name}={getattr(self, name)}" for name in self.shown)])
 
 
@@ -181,8 +184,14 @@ def operate(layer: nn.Module, x: Tensor, tensors: Tensors, *, training: bool) ->
     for kind in type(layer).__mro__:
         if kind in _CALLS:
             return _CALLS[kind](layer, x, tensors, training)
-    layer.train(training)
-    return functional_call(layer, {n: t for n, t in tensors.items() if t is not None}, (x,))
+    return _call(layer, x, tensors, training)
+
+
+def _call(layer: nn.Module, x: Tensor, t: Tensors, training: bool) -> Tensor:
+    """Run the layer's own forward, on a copy: other threads may be running the layer."""
+    held = holding(layer, t)
+    held.training = training
+    return held.forward(x)
 
 
 def _linear(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
@@ -193,20 +202,11 @@ def _convolve(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
     return pointwise.of_layer(layer, x, t["weight"], t["bias"])  # type: ignore[arg-type]  # a weight is never None
 
 
-def _transposed(call: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensors, bool], Tensor]:
-    def run(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-        settings = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-        return call(x, t["weight"], t["bias"], *settings)
-
-    return run
-
-
 def _batch_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
     mean, variance, count = (t.get(n) for n in ("running_mean", "running_var", "num_batches_tracked"))
-    tracking = training and mean is not None
     batch_statistics = training or mean is None
-    kept = (mean, variance) if tracking or not batch_statistics else (None, None)
-    if tracking and count is not None:
+    kept = (mean, variance)
+    if training and count is not None:
         count.add_(1)
         if layer.momentum is None:  # a mean over all batches; where members are mapped, the count is no number
             _average(x.detach(), mean, variance, count)
@@ -222,13 +222,9 @@ def _average(x: Tensor, mean: Any, variance: Any, count: Tensor) -> None:
     variance.add_((x.var(axes) - variance) / count)
 
 
-def _layer_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    return F.layer_norm(x, layer.normalized_shape, t["weight"], t["bias"], layer.eps)
-
-
 def _group_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
     try:
-        return F.group_norm(x, layer.num_groups, t["weight"], t["bias"], layer.eps)
+        return _call(layer, x, t, training)
     except RuntimeError as error:  # torch 2.13 cannot map it over members where it asks how memory is laid out
         if "inside of vmap" not in str(error):
             raise
@@ -241,29 +237,10 @@ def _group_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
         return normal * t["weight"].view(shape) + t["bias"].view(shape)
 
 
-def _rms_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    return F.rms_norm(x, layer.normalized_shape, t["weight"], layer.eps)
-
-
-def _embedding(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    weight = t["weight"]
-    assert weight is not None
-    settings = layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse
-    return F.embedding(x, weight, *settings)
-
-
-def _prelu(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    return torch.prelu(x, t["weight"])  # type: ignore[arg-type]  # a PReLU has a weight
-
-
 _CALLS: dict[type, Callable[[Any, Tensor, Tensors, bool], Tensor]] = {
     nn.Linear: _linear,
     **dict.fromkeys(CONVOLUTIONS, _convolve),
-    **dict(zip(TRANSPOSED, map(_transposed, (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)))),
     **dict.fromkeys(BATCH_NORMS, _batch_norm),
-    nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
-    nn.RMSNorm: _rms_norm,
-    nn.Embedding: _embedding,
-    nn.PReLU: _prelu,
 }
+"""Layers that are run in a shorter way, or otherwise than torch does."""

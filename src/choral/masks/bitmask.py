@@ -74,10 +74,8 @@ def unpack(packed: Params) -> tuple[Params, dict[str, Tensor]]:
     values = {name: tensor for name, tensor in packed.items() if name not in stored}
     masks: dict[str, Tensor] = {}
     for name in names:
-        kept, mask = (
-            packed[f"{name}:kept"],
-            unpack_bits(packed[f"{name}:bits"], tuple(packed[f"{name}:shape"].tolist())),
-        )
+        kept = packed[f"{name}:kept"]
+        mask = unpack_bits(packed[f"{name}:bits"], tuple(packed[f"{name}:shape"].tolist()))
         if int(mask.sum()) != kept.numel():
             raise RunError(f"{name!r}: the mask keeps {int(mask.sum())} values, {kept.numel()} are stored.")
         values[name] = torch.zeros(mask.shape, dtype=kept.dtype).masked_scatter_(mask, kept.cpu())

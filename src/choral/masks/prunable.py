@@ -11,7 +11,6 @@ from choral.base.text import fitting
 from choral.masks.sampling import Unit
 
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
 def prunable(
@@ -92,5 +91,5 @@ def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
     inside_attention = layer.endswith("out_proj") and isinstance(
         network.get_submodule(layer.rpartition(".")[0]), nn.MultiheadAttention
     )
-    apart = (nn.MultiheadAttention, _ConvTransposeNd, *_RECURRENT)
+    apart = (nn.MultiheadAttention, _ConvTransposeNd, nn.RNNBase, nn.RNNCellBase)
     return not isinstance(module, apart) and not inside_attention

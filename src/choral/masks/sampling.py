@@ -11,7 +11,7 @@ Subnetworks", AAAI 2022, arXiv:2202.11782, section "Prune and Tune Ensembles".
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -70,9 +70,6 @@ def cells_of(shapes: Shapes, unit: Unit, groups: Groups = ()) -> Cells:
     tied: set[str] = set()
     for group in groups:
         present = tuple(name for name in plain if name in group or name.removesuffix(".weight") in group)
-        rows = {name: cells[name] for name in present}
-        if len(set(rows.values())) > 1:
-            raise InputError(f"groups: tied layers must have the same number of neurons, received {rows}.")
         if any(name in tied for name in present):
             raise InputError(f"groups: a layer may stand in one group only, received {[list(g) for g in groups]}.")
         tied.update(present)
@@ -138,14 +135,12 @@ def _largest(scores: Tensor, count: int) -> Tensor:
     return chosen
 
 
-def _best(cells: Cells, scores: dict[str, Tensor], density: Mapping[str, float]) -> Masks:
-    """Return masks of the cells with the largest scores of each layer, as many as its density says."""
-    counts = {n: kept_count(density[n], s.numel(), cells.floor) for n, s in scores.items()}
-    return cells.expand({n: _largest(s, counts[n]) for n, s in scores.items()})
-
-
-def _best_of_all(cells: Cells, scores: dict[str, Tensor], density: float) -> Masks:
-    """Return masks of the cells with the largest scores of all layers; the best neuron of each layer comes before all others."""
+def _best(cells: Cells, scores: dict[str, Tensor], density: Any, scope: Scope) -> Masks:
+    """Return masks of the cells with the largest scores, of each layer or of all together; the best neuron of each layer always stays."""
+    if scope == "layer":
+        share = density if isinstance(density, Mapping) else dict.fromkeys(scores, density)
+        counts = {n: kept_count(share[n], s.numel(), cells.floor) for n, s in scores.items()}
+        return cells.expand({n: _largest(s, counts[n]) for n, s in scores.items()})
     if not scores:
         return {}
     flat = torch.cat(list(scores.values()))
@@ -182,14 +177,11 @@ def random_masks(
     """
     cells = cells_of(shapes, unit, groups)
     if scope == "global":
-        if isinstance(density, Mapping):
-            raise InputError("density by weight name goes with scope='layer'; give one number for scope='global'.")
         flat = torch.randperm(sum(cells.sizes.values()), generator=generator).float()
-        return _best_of_all(cells, split(flat, cells.sizes) if cells.sizes else {}, density)
-    wanted = density if isinstance(density, Mapping) else dict.fromkeys(cells.sizes, density)
+        return _best(cells, split(flat, cells.sizes) if cells.sizes else {}, density, scope)
     # the first of a permutation are kept
     order = {n: -torch.randperm(size, generator=generator).argsort() for n, size in cells.sizes.items()}
-    return _best(cells, order, wanted)
+    return _best(cells, order, density, scope)
 
 
 def partition(
@@ -225,10 +217,8 @@ def partition(
     if scope == "global":
         size = sum(cells.sizes.values())
         flat = torch.full((size,), -1)
-        start = 0
-        for n in cells.sizes.values() if cells.floor else ():
-            flat[torch.randperm(n, generator=generator)[:members] + start] = torch.arange(members)
-            start += n
+        for part in flat.split(list(cells.sizes.values())) if cells.floor else ():
+            part[torch.randperm(len(part), generator=generator)[:members]] = torch.arange(members)
         rest = torch.randperm(size, generator=generator)
         rest = rest[flat[rest] < 0]
         flat[rest] = torch.arange(rest.numel()) % members
@@ -274,9 +264,7 @@ def magnitude_masks(
             for n, count in cells.sizes.items()
         }
         scores = {name: row.square().mean(1) for name, row in rows.items()}
-    if scope == "global":
-        return _best_of_all(cells, scores, density)
-    return _best(cells, scores, dict.fromkeys(scores, density))
+    return _best(cells, scores, density, scope)
 
 
 def erk_densities(shapes: Shapes, *, sparsity: float) -> dict[str, float]:

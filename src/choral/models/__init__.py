@@ -38,18 +38,13 @@ def rebuild(spec: Mapping[str, Any]) -> nn.Module:
     >>> spec_of(rebuild({"name": "mlp", "arguments": {"inputs": 8, "outputs": 1, "hidden": [50, 50]}}))["name"]
     'mlp'
     """
-    if (
-        not isinstance(spec, Mapping)
-        or set(spec) != {"name", "arguments"}
-        or not isinstance(spec["arguments"], Mapping)
-    ):
-        raise InputError(
-            f"{spec!r} does not describe a network; give the dict that spec_of returned: a name and its arguments."
-        )
-    name, arguments = spec["name"], spec["arguments"]
-    if not isinstance(name, str) or name not in MODELS:
-        near = did_you_mean(str(name), MODELS)
-        raise InputError(
-            f"network {name!r} is not in the model zoo; known networks: {', '.join(sorted(MODELS))}.{near}"
-        )
-    return MODELS[name](**arguments)
+    match spec:
+        case {"name": str() as name, "arguments": Mapping() as arguments, **more} if not more:
+            if name in MODELS:
+                return MODELS[name](**arguments)
+            raise InputError(
+                f"network {name!r} is not in the model zoo; known networks: {', '.join(sorted(MODELS))}.{did_you_mean(name, MODELS)}"
+            )
+    raise InputError(
+        f"{spec!r} does not describe a network; give the dict that spec_of returned: a name and its arguments."
+    )

@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch import nn
 
-from choral.base.errors import InputError
 from choral.models.spec import zoo
 
 _LENET_WIDTHS = {
@@ -38,8 +37,6 @@ def lenet(
     >>> sum(p.numel() for p in lenet("S").parameters())
     253290
     """
-    if side < 16:
-        raise InputError(f"side is {side}, of which two convolutions and poolings leave nothing; give 16 or more.")
     *convolutions, fc1, fc2 = _LENET_WIDTHS[size]
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (inputs, outputs) in enumerate(pairwise((channels, *convolutions)), start=1):

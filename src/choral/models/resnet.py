@@ -7,11 +7,12 @@ trained weights load with `load_state_dict`.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from choral.layers.bayesian.dropout import StochasticDepth
+from choral.layers.convert import layers_of
 from choral.layers.frn import FilterResponseNorm
 from choral.models.spec import ACTIVATIONS, Activation, blocks, he, zoo
 
@@ -144,7 +145,7 @@ def resnet_cifar(
     parts = _Parts(activation=ACTIVATIONS[activation])
     lengths = [blocks(depth, layers=6, extra=2)] * 3
     network = he(_resnet(lengths, parts.block, width=width, classes=classes, channels=channels, parts=parts))
-    found = [module for module in network.modules() if isinstance(module, Block)] if stochastic_depth else []
+    found: list[Any] = [block for _, block in layers_of(network, (Block,))] if stochastic_depth else []
     for number, block in enumerate(found, start=1):
         block.drop = StochasticDepth(stochastic_depth * number / len(found))
     return network
@@ -220,9 +221,7 @@ def resnet50(
 
     Differs from the paper: the stride is on the 3x3 convolution of a block, as in common implementations.
     """
-    return _bottlenecks(
-        classes=classes, channels=channels, stem=stem, width=width, expansion=4, groups=1, activation=activation
-    )
+    return _bottlenecks(expansion=4, groups=1, **locals())
 
 
 @zoo

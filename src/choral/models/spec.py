@@ -52,11 +52,12 @@ def he(network: nn.Module, *, fan: Literal["fan_in", "fan_out"] = "fan_out", lin
     Reference: He et al., "Delving Deep into Rectifiers", 2015, arXiv:1502.01852, Eq. 10 (fan_in) and 14 (fan_out).
     """
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            if linear or isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode=fan, nonlinearity="relu")
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        match layer:
+            case nn.Conv2d() | nn.Linear():
+                if linear or layer.weight.dim() > 2:
+                    nn.init.kaiming_normal_(layer.weight, mode=fan, nonlinearity="relu")
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
     return network
 
 

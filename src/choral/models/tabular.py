@@ -100,8 +100,6 @@ def _periodic(inputs: int, frequencies: int, scale: float, width: int) -> tuple[
 
 
 def _residual(layers: OrderedDict[str, nn.Module], width: int, units: tuple[int, ...], dropout: float) -> int:
-    if len(set(units)) > 1:
-        raise InputError(f"hidden={units} is not accepted with residual=True; blocks are added, so give equal widths.")
     if not units:
         return width
     layers["linear"] = nn.Linear(width, units[0])
@@ -123,5 +121,4 @@ class Block(nn.Module):
         self.linear2 = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum."""
         return x + self.linear2(self.dropout(self.activation(self.linear1(self.norm(x)))))

@@ -112,7 +112,6 @@ class TextTransformer(nn.Module):
 
     def __init__(self, blocks: list[EncoderBlock], vocabulary: int, length: int, width: int, classes: int):
         super().__init__()
-        self.length = length
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.blocks = nn.ModuleList(blocks)
@@ -121,10 +120,6 @@ class TextTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (batch, class) of tokens (batch, token), 0 where there is none."""
-        if tokens.shape[1] > self.length:
-            raise InputError(
-                f"transformer: a text of {tokens.shape[1]} tokens, but it was built for length={self.length}; cut the texts or build it longer."
-            )
         positions = _positions(tokens)
         absent = (tokens == 0) & (positions > 0)  # a text without tokens keeps its first place, so no mean is empty
         x = self.embedding(tokens) + self.positions(positions)

@@ -54,11 +54,10 @@ def posteriors(params: Params) -> Iterator[tuple[str, Tensor, Tensor]]:
     ['fc.weight']
     """
     for name, mean in params.items():
-        if name.endswith(MEAN):
-            stem = name.removesuffix(MEAN)
-            rho = params.get(stem + RHO)
-            if rho is not None:
-                yield stem, mean, rho
+        stem = name.removesuffix(MEAN)
+        rho = params.get(stem + RHO)
+        if name != stem and rho is not None:
+            yield stem, mean, rho
 
 
 def layer_of(name: str) -> str:
@@ -195,7 +194,6 @@ class _KL(Penalty):
 
     @property
     def changes(self) -> bool:
-        """Whether the weight of the KL is still rising."""
         return self.anneal > 0
 
     @abstractmethod
@@ -203,7 +201,6 @@ class _KL(Penalty):
         """Return terms whose sum is the divergence."""
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
-        """Return the sum of the divergences."""
         terms = self.terms(params)
         rise = min(1.0, progress / self.anneal) if self.anneal > 0 else 1.0
         return self.weight * rise * torch.stack(terms).sum() if terms else torch.zeros(())
@@ -226,7 +223,6 @@ class GaussianKL(_KL):
     prior_mean: float = 0.0
 
     def terms(self, params: Params) -> list[Tensor]:
-        """Return the divergences of all Gaussian posteriors."""
         found: list[_Posterior] = [(mean, rho, None) for _, mean, rho in posteriors(params)]
         return _divergences(found, prior_mean=self.prior_mean, prior_std=self.prior_std)
 
@@ -251,7 +247,6 @@ class SpikeSlabKL(_KL):
     inclusion: float = 1e-4
 
     def terms(self, params: Params) -> list[Tensor]:
-        """Return the divergences of the gates and of all Gaussian posteriors."""
         gates = [g for name, g in params.items() if name == GATE or name.endswith("." + GATE)]
         terms = [bernoulli_kl(_end_to_end(gates), inclusion=self.inclusion).sum()] if gates else []
         found = [(mean, rho, params.get(layer_of(name) + GATE)) for name, mean, rho in posteriors(params)]

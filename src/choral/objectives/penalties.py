@@ -27,7 +27,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError
 from choral.base.text import matches
 from choral.base.types import Params, Slots
 from choral.base.values import NOT_NEGATIVE, POSITIVE, Limits, Value
@@ -84,7 +83,6 @@ class L2(Penalty):
     exclude: tuple[str, ...] = ()
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
-        """Return the weighted sum of squares."""
         mixing = {name: _mixing_of(name) for name in params}
         logits_of, terms = set(mixing.values()), []
         for name, p in params.items():
@@ -126,10 +124,8 @@ class Objective(Value):
 
     def penalty(self, params: Params, slots: Slots, progress: float, points: float) -> Tensor:
         """Return the summed penalties divided by N; there must be one."""
-        total = self.penalties[0](params, slots, progress)
-        for p in self.penalties[1:]:
-            total = total + p(params, slots, progress)
-        return total / points
+        first, *others = (penalty(params, slots, progress) for penalty in self.penalties)
+        return sum(others, first) / points
 
 
 def scale(shape: Sequence[int]) -> float:
@@ -178,11 +174,7 @@ class Anchored(Penalty):
     scaled: bool = False
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:
-        """Return the penalty of the parameters around the slot `anchor`."""
         anchor = slots["anchor"]
-        if not anchor.keys() <= params.keys():
-            missing = ", ".join(sorted(anchor.keys() - params.keys()))
-            raise InputError(f"The anchor names parameters the network does not have: {missing}; start a new anchor.")
         squares = [
             (params[name] - target).square().sum() / (scale(target.shape) ** 2 if self.scaled else 1.0)
             for name, target in anchor.items()

@@ -44,16 +44,7 @@ from choral.plan.phases import (
     repeat,
     seq,
 )
-from choral.plan.schedules import (
-    Constant,
-    Cosine,
-    Linear,
-    OneCycle,
-    OwnRate,
-    Part,
-    Schedule,
-    Steps,
-)
+from choral.plan.schedules import Constant, Cosine, Linear, OneCycle, OwnRate, Part, Schedule, Steps
 from choral.plan.sparse import (
     AntiRandom,
     Compact,

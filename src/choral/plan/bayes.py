@@ -105,7 +105,6 @@ class GuidedWalk(_Metropolis):
     directed: ClassVar[bool] = True
 
     def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
-        """Return a step in the direction of each scalar."""
         proposal = theta + direction * (self._size(prior_std) * noise).abs()
         return proposal, _energy(proposal / prior_std) - _energy(theta / prior_std)
 
@@ -119,7 +118,6 @@ class GaussianWalk(_Metropolis):
     """
 
     def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
-        """Return a step to any side."""
         proposal = theta + self._size(prior_std) * noise
         return proposal, _energy(proposal / prior_std) - _energy(theta / prior_std)
 
@@ -136,7 +134,6 @@ class Autoregressive(Walk):
     correlation: float = 0.99
 
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
-        """Return the next anchor and the unchanged memory."""
         fresh = prior_std * (1 - self.correlation**2) ** 0.5
         return _each(lambda theta: self.correlation * theta + fresh * _normal(theta, generator), anchor), memory
 
@@ -156,7 +153,6 @@ class HMC(_Metropolis):
     leapfrog_steps: int = 3
 
     def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
-        """Return the end of the leapfrog steps."""
         size = self.step_std / (1.0 if self.relative_step else prior_std)
         if size >= 2:
             raise InputError(
@@ -176,7 +172,6 @@ class IID(Walk):
     """A fresh anchor from the prior at every step."""
 
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
-        """Return the next anchor and the unchanged memory."""
         return _each(lambda theta: prior_std * _normal(theta, generator), anchor), memory
 
 
@@ -217,12 +212,10 @@ class _Walking(Operator, ABC):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """What it draws, and directions."""
         return self.names[: 1 + self.walk.directed] if self.draws else ()
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it moves, and directions."""
         return () if self.draws else self.names[: 1 + self.walk.directed]
 
     def _walked(
@@ -244,7 +237,6 @@ class StepAnchor(_Walking):
     """
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with a new anchor."""
         held = state.params if self.draws else state.slots["anchor"]
         like = in_units(held) if self.scaled and not self.draws else held
         return self._walked(state, like, context.generator("anchor"), in_parameters if self.scaled else dict)
@@ -267,8 +259,12 @@ class StepTargetShift(_Walking):
     names: ClassVar[tuple[str, str]] = (SHIFT, "target_direction")
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with new noise."""
-        scale = _noise(context) / self.prior_std
+        std = context.likelihood.noise_std
+        if std is None:
+            raise PlanError(
+                f"target noise needs a Gaussian likelihood of known precision, not {context.likelihood}; give likelihood=FixedGaussian(precision=...) or leave target_noise off."
+            )
+        scale = std / self.prior_std
         like = {TARGETS: torch.empty(context.target_shape)} if self.draws else _scaled(state.slots[SHIFT], 1 / scale)
         return self._walked(state, like, context.generator("target shift"), lambda noise: _scaled(noise, scale))
 
@@ -291,15 +287,6 @@ def _scaled(tensors: Params, factor: float) -> Params:
     return {name: value * factor for name, value in tensors.items()}
 
 
-def _noise(context: Context) -> float:
-    std = context.likelihood.noise_std
-    if std is None:
-        raise PlanError(
-            f"target noise needs a Gaussian likelihood of known precision, not {context.likelihood}; give likelihood=FixedGaussian(precision=...) or leave target_noise off."
-        )
-    return std
-
-
 @dataclass(frozen=True, kw_only=True)
 class Perturb(Operator):
     """Move every posterior mean by plus or minus `factor` of its standard deviations, a fair coin for each.
@@ -313,7 +300,6 @@ class Perturb(Operator):
     factor: float = 3.0
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with its means moved."""
         generator, moved = context.generator("perturb"), dict(state.params)
         for stem, mean, rho in posteriors(state.params):
             coin = torch.randint(2, mean.shape, generator=generator).to(mean) * 2 - 1
@@ -340,7 +326,6 @@ class ResetStds(Operator):
     rho_spread: float = 0.05
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with narrow posteriors."""
         generator, narrow = context.generator("stds"), dict(state.params)
         for stem, _, old in posteriors(state.params):
             if self.how == "small":
@@ -366,7 +351,6 @@ class FreezeGates(Operator):
     kl: FrozenKL = "certain"
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with certain gates."""
         generator = context.generator("gates")
         params, buffers = freeze_gates(state.params, state.buffers, rule=self.rule, kl=self.kl, generator=generator)
         # a gate that is fixed has nothing left to move it
@@ -385,7 +369,6 @@ class CompactGates(Operator):
     """
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state of the smaller network."""
         if state.form is not None:
             raise PlanError("CompactGates met a network that is compacted already; compact it once, after FreezeGates.")
         keep = gate_keep(state.params, state.buffers)

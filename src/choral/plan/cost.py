@@ -44,11 +44,9 @@ def begun(plan: Phase) -> int:
 
 
 def _counted(plan: Phase, visit: str) -> int:
-    return (
-        sum(_counted(phase, visit) for phase in plan.children) * plan.runs
-        if plan.children
-        else int(plan.visit == visit)
-    )
+    if not plan.children:
+        return int(plan.visit == visit)
+    return sum(_counted(phase, visit) for phase in plan.children) * plan.runs
 
 
 def batches_in(points: int, batch_size: int) -> int:

@@ -10,6 +10,7 @@ from choral.base import draws
 from choral.base.errors import PlanError
 from choral.base.values import Limit, Limits
 from choral.layers.bayesian.patched import DrawnStatistics
+from choral.layers.convert import layers_of
 from choral.plan.cost import begun
 from choral.plan.phases import Collect, Context, Fork, Operator, Phase, Repeat, Seq, Starter, fork, opened, seq
 from choral.plan.state import Role, State, slot
@@ -25,7 +26,6 @@ class Reset(Starter):
     """Build the network again with the seed of this place, so nothing is left over from before."""
 
     def begin(self, context: Context) -> State:
-        """Return a fresh state."""
         return context.fresh()
 
 
@@ -36,7 +36,6 @@ class Start(Starter):
     takes_given: ClassVar[bool] = True
 
     def begin(self, context: Context) -> State:
-        """Return the given weights."""
         given = context.given()
         if given is None:
             raise PlanError(
@@ -63,7 +62,6 @@ class Bag(Operator):
     foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with its own training points."""
         own, points = state.subset, context.points if state.subset is None else len(state.subset)
         count = max(1, round(self.fraction * points))
         generator = context.generator("bag")
@@ -90,7 +88,6 @@ class UpdateMoments(Operator):
     gives: ClassVar[tuple[str, ...]] = ("mean", "square", "deviations", "moment_count")
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with moments that include its weights."""
         seen = int(state.slots["moment_count"]["count"]) if "moment_count" in state.slots else 0
         mean, square, deviations = {}, {}, {}
         for name, p in state.params.items():
@@ -113,7 +110,6 @@ class UseMean(Operator):
     needs: ClassVar[tuple[str, ...]] = ("mean",)
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state at the mean of its trajectory."""
         return state.having(params={n: t.clone() for n, t in state.slots["mean"].items()}, memory={})
 
 
@@ -130,7 +126,6 @@ class DrawMoments(Operator):
     needs: ClassVar[tuple[str, ...]] = ("mean", "square", "deviations")
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with drawn weights."""
         generator = context.generator("moments")
         drawn = {}
         rank = next((d.shape[0] for d in state.slots["deviations"].values()), 0)
@@ -158,7 +153,6 @@ class Recalibrate(Operator):
     """Estimate BatchNorm statistics again over the training data, but for layers that the network keeps in evaluation mode in training."""
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with statistics that fit its weights."""
         network = context.network(state)
         held: list[Any] = [m for m in network.modules() if _settings(m) is not None]
         network.train()  # which a network may answer by keeping statistics on purpose: those layers stay in evaluation
@@ -196,9 +190,8 @@ class RecalibrateDraws(Operator):
     points: int = 1024
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with statistics for every pass."""
         network = context.network(state)
-        drawn = [m for m in network.modules() if isinstance(m, DrawnStatistics)]
+        drawn: list[Any] = [statistics for _, statistics in layers_of(network, (DrawnStatistics,))]
         if not drawn:
             return state
         batches = list(context.inputs(self.points))
@@ -226,22 +219,17 @@ class Fold(Operator):
         first: the part that branch 0 holds out.
     """
 
+    limits: ClassVar[Limits] = {"folds": Limit(lambda folds: folds >= 2, "2 or more")}
     folds: int
     first: int = 0
     gives: ClassVar[tuple[str, ...]] = (SUBSET, HELD)
     foreseen: ClassVar[bool] = True
-
-    @property
-    def obstacle(self) -> str:
-        """Something must be left to train on."""
-        return "" if self.folds >= 2 else f"folds is {self.folds}; give 2 or more"
 
     def number(self, branch: int) -> int:
         """Return the part that a branch holds out."""
         return (self.first + branch) % self.folds
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with its own points."""
         part = context.partition(self.folds)
         own = part == self.number(context.branch)
         kept = (~own).nonzero().flatten()

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from choral.base.batches import Batch
+from choral.base.errors import InputError
 from choral.base.interface import Called
 from choral.base.types import Params
-from choral.base.values import COUNT, SHARE, Limits, Value
+from choral.base.values import COUNT, NOT_NEGATIVE, SHARE, Limits, Value
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.early_stopping import Select
 from choral.plan.optimizers import SGD, Optimizer
@@ -40,11 +41,6 @@ class Phase(Value, ABC):
     def runs(self) -> int:
         """How often what is below it runs."""
         return 1
-
-    @property
-    def obstacle(self) -> str:
-        """What is wrong with it, whatever stands around it; nothing if it can run."""
-        return ""
 
 
 class Context(Protocol):
@@ -183,6 +179,7 @@ class Train(Phase):
     """
 
     visit = "train"
+    limits: ClassVar[Limits] = {"epochs": NOT_NEGATIVE, "batch_size": NOT_NEGATIVE}
 
     epochs: int
     schedule: Schedule = Constant(0.1)
@@ -210,36 +207,24 @@ class Seq(Phase):
 
     @property
     def children(self) -> tuple[Phase, ...]:
-        """Its phases."""
         return self.phases
-
-    @property
-    def obstacle(self) -> str:
-        """It needs a phase."""
-        return "" if self.phases else "has no phases; give it at least one"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat(Phase):
     """A phase several times, each from the state the one before left."""
 
+    limits: ClassVar[Limits] = {"times": NOT_NEGATIVE}
     times: int
     body: Phase
 
     @property
     def children(self) -> tuple[Phase, ...]:
-        """What is repeated; a seq is opened."""
         return opened(self.body)
 
     @property
     def runs(self) -> int:
-        """The rounds."""
         return self.times
-
-    @property
-    def obstacle(self) -> str:
-        """Rounds can be counted."""
-        return "" if self.times >= 0 else f"times is {self.times}; give 0 or more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,10 +238,22 @@ class Fork(Phase):
         space: where branches draw their settings from instead.
     """
 
+    limits: ClassVar[Limits] = {"branches": COUNT}
     branches: int
     body: Phase
     variants: tuple[Variant, ...] = ()
     space: Space | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variants and (len(self.variants) != self.branches or self.space is not None):
+            raise InputError(
+                f"fork has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead."
+            )
+        if len({tuple(name for name, _ in v.settings) for v in self.variants}) > 1:
+            raise InputError(
+                f"fork: variants do not all set the same: {', '.join(sorted(self.varied))}; give each of them every one."
+            )
 
     def variant(self, branch: int, generator: Callable[[str], torch.Generator]) -> Variant:
         """Return the settings of a branch.
@@ -277,22 +274,11 @@ class Fork(Phase):
 
     @property
     def children(self) -> tuple[Phase, ...]:
-        """What each branch runs; a seq is opened."""
         return opened(self.body)
 
     @property
     def runs(self) -> int:
-        """The branches."""
         return self.branches
-
-    @property
-    def obstacle(self) -> str:
-        """There must be a branch, and a variant for each if there are any."""
-        if self.variants and (len(self.variants) != self.branches or self.space is not None):
-            return f"has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead"
-        if len({tuple(name for name, _ in v.settings) for v in self.variants}) > 1:
-            return f"variants do not all set the same: {', '.join(sorted(self.varied))}; give each of them every one"
-        return "" if self.branches >= 1 else f"branches is {self.branches}; give 1 or more"
 
 
 def opened(body: Phase) -> tuple[Phase, ...]:

@@ -7,24 +7,18 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from numbers import Real
+from dataclasses import dataclass
 from typing import ClassVar
 
 from choral.base.errors import InputError
-from choral.base.values import BELOW_ONE, SHARE, Function, Limits, Value
+from choral.base.values import BELOW_ONE, NOT_NEGATIVE, SHARE, Function, Limits, Value
 
 
 @dataclass(frozen=True)
 class Schedule(Value, ABC):
     """The learning rate as a function of how far the phase is."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, Real) and not 0 <= float(value) < math.inf:
-                raise InputError(f"{type(self).__name__}: {f.name} is {value}; give a finite number of 0 or more.")
+    limits: ClassVar[Limits] = dict.fromkeys(("value", "factor", "start", "end", "peak", "begin"), NOT_NEGATIVE)
 
     @abstractmethod
     def at(self, progress: float) -> float:
@@ -50,7 +44,6 @@ class Constant(Schedule):
     value: float
 
     def at(self, progress: float) -> float:
-        """Return the value."""
         return self.value
 
 
@@ -62,13 +55,12 @@ class Steps(Schedule):
     [0.1, 0.01, 0.001]
     """
 
-    limits: ClassVar[Limits] = {"milestones": SHARE}
+    limits: ClassVar[Limits] = {**Schedule.limits, "milestones": SHARE}
     value: float
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = 0.1
 
     def at(self, progress: float) -> float:
-        """Return the value after the milestones passed so far."""
         return self.value * self.factor ** sum(progress >= m for m in self.milestones)
 
 
@@ -88,7 +80,6 @@ class Linear(Schedule):
             raise InputError(f"Linear points must be at least one, in rising order of progress; got {self.points}.")
 
     def at(self, progress: float) -> float:
-        """Return the interpolated rate."""
         if progress <= self.points[0][0]:
             return self.points[0][1]
         for (left, low), (right, high) in zip(self.points, self.points[1:]):
@@ -105,7 +96,6 @@ class Cosine(Schedule):
     end: float = 0.0
 
     def at(self, progress: float) -> float:
-        """Return the rate on the half cosine."""
         return _cosine(self.start, self.end, progress)
 
 
@@ -122,7 +112,6 @@ class Part(Schedule):
     end: float = 1.0
 
     def at(self, progress: float) -> float:
-        """Return the rate of the whole schedule."""
         return self.whole.at(self.begin + progress * (self.end - self.begin))
 
 
@@ -138,11 +127,9 @@ class Relative(Schedule):
     peak: float | None = None
 
     def at(self, progress: float) -> float:
-        """Return the learning rate, or the shape alone while there is no peak."""
         return (1.0 if self.peak is None else self.peak) * self.shape.at(progress)
 
     def rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step."""
         return (1.0 if self.peak is None else self.peak) * self.shape.rate(step, steps)
 
 
@@ -153,14 +140,13 @@ class OneCycle(Schedule):
     The last step of the phase has exactly the rate `end`, as in the two-phase schedule of Smith and Topin.
     """
 
-    limits: ClassVar[Limits] = {"warm": BELOW_ONE}
+    limits: ClassVar[Limits] = {**Schedule.limits, "warm": BELOW_ONE}
     peak: float
     start: float = 0.001
     end: float = 1e-7
     warm: float = 0.1
 
     def at(self, progress: float) -> float:
-        """Return the rate on the two half cosines."""
         if progress < self.warm:
             return _cosine(self.start, self.peak, progress / self.warm)
         return _cosine(self.peak, self.end, (progress - self.warm) / (1 - self.warm))
@@ -209,7 +195,6 @@ class OwnRate(Schedule):
         return self.rate(round(progress * _FINE), _FINE)
 
     def rate(self, step: int, steps: int) -> float:
-        """Return what the function gives, if that is a rate."""
         found = self.function(step, steps) if self.with_steps else self.function(step)
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
             raise InputError(

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,8 +16,11 @@ from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
 from choral.base.values import BELOW_ONE, Limits, Value
 from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
+from choral.layers.convert import layers_of
 from choral.layers.features import Skippable
 from choral.masks import (
+    Scope,
+    Unit,
     erk_densities,
     keep_vectors,
     magnitude_masks,
@@ -30,8 +33,6 @@ from choral.plan.phases import Context, Operator
 from choral.plan.state import Role, State, slot
 
 MASK = slot("mask", Role.MASK)
-Unit = Literal["connection", "neuron", "layer"]
-Scope = Literal["layer", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,6 @@ class RandomMasks(_Sparse):
     """Weights go at random, drawn for this branch."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return random masks."""
         return random_masks(_shapes(weights), context.generator("prune"), density=1 - self.sparsity, **how)
 
 
@@ -78,7 +78,6 @@ class ErdosRenyi(_Sparse):
     """Weights go at random, fewer in small layers: Erdos-Renyi-Kernel densities."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return random masks of these densities."""
         densities = erk_densities(_shapes(weights), sparsity=self.sparsity)
         return random_masks(_shapes(weights), context.generator("prune"), density=densities, unit=how["unit"])
 
@@ -88,7 +87,6 @@ class Magnitude(_Sparse):
     """The smallest weights go."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return masks of the largest."""
         return magnitude_masks(weights, density=1 - self.sparsity, **how)
 
 
@@ -97,7 +95,6 @@ class AntiRandom(Masks):
     """Branches 2k and 2k + 1 keep complementary halves: the most distant pair of masks there is."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return this branch's half."""
         shared = context.sibling_generator(f"pair {context.branch // 2}")
         return partition(_shapes(weights), shared, members=2, **how)[context.branch % 2]
 
@@ -113,7 +110,6 @@ class Partition(Masks):
     parts: int = 2
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        """Return this branch's part."""
         shared = context.sibling_generator("partition")
         return partition(_shapes(weights), shared, members=self.parts, **how)[context.branch % self.parts]
 
@@ -148,7 +144,6 @@ class Prune(Operator):
     foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with its mask, removed weights at zero."""
         network, example = context.network(state), context.example()
         rows = all(
             part.dim() == 2 and part.is_floating_point() for part in leaves(example)
@@ -163,8 +158,7 @@ class Prune(Operator):
             calls=context.calls(state),
         )
         names = may_go(keep_first=rows if self.keep_first is None else self.keep_first)
-        if not names and self.keep_first is None:
-            names = may_go(keep_first=False)
+        names = names or (may_go(keep_first=False) if self.keep_first is None else [])
         if not names:
             kinds = ", linear, attention and recurrent" if self.unit == "connection" else " and linear"
             raise InputError(
@@ -250,7 +244,6 @@ class Regrow(Operator):
     needs: ClassVar[tuple[str, ...]] = (MASK,)
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with other weights alive."""
         old = state.slots[MASK]
         gradients = context.gradients(state, self.batches) if self.grow == "gradient" else None
         new = regrow(old, state.params, gradients, rate=self.rate, generator=context.generator("regrow"))
@@ -274,7 +267,6 @@ class Compact(Operator):
     foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state of the smaller network."""
         mask = state.slots[MASK]
         network = context.network(state)
         result = compact(network, keep_vectors(mask), context.example())
@@ -300,7 +292,6 @@ class Hatch(Operator):
     foreseen: ClassVar[bool] = True
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state of the whole network."""
         whole, axes = context.fresh(), (state.form or {"axes": {}})["axes"]
         params, buffers = (
             {name: _widened(tensor, small[name], axes.get(name, {})) for name, tensor in full.items()}
@@ -333,12 +324,11 @@ class Resize(Operator):
     reads: ClassVar[tuple[str, ...]] = ("depth", "width")
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with layers switched off and units masked."""
         depth, width = context.variant.get("depth"), context.variant.get("width")
         network = context.network(state)
         if depth is not None:
-            blocks = [name for name, m in network.named_modules() if isinstance(m, Skippable)]
-            used = {f"{name}.used": torch.tensor(i < depth - 1) for i, name in enumerate(blocks)}
+            blocks = layers_of(network, (Skippable,))
+            used = {f"{name}.used": torch.tensor(i < depth - 1) for i, (name, _) in enumerate(blocks)}
             state = state.having(buffers=state.buffers | used)
         if width is not None:
             state = state.with_slots(**{MASK: both_masks(state.mask, _masks(network, int(width)))})
@@ -347,7 +337,7 @@ class Resize(Operator):
 
 def _masks(network: nn.Module, width: int) -> Params:
     """Return masks of a chain of linear maps in which units from `width` on are cut."""
-    chain = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+    chain: Iterator[tuple[str, Any]] = layers_of(network, (nn.Linear,))
     found: Params = {}
     for (name, one), (after, other) in itertools.pairwise(chain):
         if one.out_features != other.in_features:
@@ -355,10 +345,9 @@ def _masks(network: nn.Module, width: int) -> Params:
                 f"Resize: layer {after!r} reads {other.in_features} numbers, but {name!r} gives {one.out_features}; a width is cut in plain chains only."
             )
         units = torch.arange(one.out_features) < width
-        found[f"{name}.weight"] = found.get(
-            f"{name}.weight", torch.ones_like(one.weight, dtype=torch.bool)
-        ) & units.unsqueeze(1)
-        found[f"{after}.weight"] = torch.ones_like(other.weight, dtype=torch.bool) & units
+        found[f"{name}.weight"] = found.get(f"{name}.weight", torch.tensor(True)) & units.unsqueeze(1)
+        found[f"{name}.weight"] = found[f"{name}.weight"].expand(one.weight.shape)
+        found[f"{after}.weight"] = units.expand(other.weight.shape)
         if one.bias is not None:
             found[f"{name}.bias"] = units
     return found

@@ -62,11 +62,6 @@ class Place:
         return self.steps[self._last_fork].number if self._last_fork >= 0 else 0
 
     @property
-    def begun(self) -> "Place":
-        """Where that branch begins."""
-        return Place(self.steps[: self._last_fork + 1])
-
-    @property
     def siblings(self) -> "Place":
         """What all branches of the innermost fork have in common: this place without its branch."""
         return Place(tuple(step for i, step in enumerate(self.steps) if i != self._last_fork))

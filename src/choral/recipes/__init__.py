@@ -251,7 +251,6 @@ def __dir__() -> list[str]:
     return [*METHODS]
 
 
-for _name in (
-    METHODS
-):  # which `__getattr__` gives when it is first used: the help of all methods takes longer than importing them
+# `__getattr__` gives them when they are first used: the help of all methods takes longer than importing them
+for _name in METHODS:
     del globals()[_name]

@@ -25,7 +25,6 @@ class SpreadFactors(Operator):
     spread: float = 0.1
 
     def apply(self, state: State, context: Context) -> State:
-        """Return the state with members that differ."""
         noise = context.generator("spread")
         ends = tuple(pattern.removeprefix("*") for pattern in FACTORS)
         moved = {

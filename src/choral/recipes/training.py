@@ -1,12 +1,11 @@
 """Training: how plain training phases are run, said once and shared by the phases of a recipe."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from choral.base.errors import InputError, did_you_mean
-from choral.base.values import Value
+from choral.base.values import COUNT, NOT_NEGATIVE, POSITIVE, Limits, Value
 from choral.plan.cost import steps_of
 from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer, OwnOptimizer
 from choral.plan.phases import Phase, Train, fork, seq
@@ -47,6 +46,7 @@ class Training(Value):
         end: learning rate at the end of 'cosine'.
     """
 
+    limits: ClassVar[Limits] = {"lr": POSITIVE, "batch_size": COUNT, "end": NOT_NEGATIVE}
     lr: float | None = None
     optimizer: Any = DEFAULT  # an Optimizer once it is made
     batch_size: int | None = None
@@ -60,20 +60,10 @@ class Training(Value):
         steps = self.schedule if isinstance(self.schedule, Steps) else None
         if self.lr is None:
             object.__setattr__(self, "lr", steps.value if steps else self.optimizer.own_rate)
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}; give a whole number of 1 or more.")
+        super().__post_init__()
         if steps and steps.value != self.lr:
             raise InputError(f"lr is {self.lr}, but schedule is {steps!r}; leave lr out, or make them agree.")
-        if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
-            near = did_you_mean(self.schedule, SCHEDULES)
-            raise InputError(f"schedule is {self.schedule!r}; give one of {', '.join(SCHEDULES)}.{near}")
-        if not isinstance(self.schedule, OwnRate):
-            self._check_rates()
-
-    def _check_rates(self) -> None:
-        if not 0 < self.peak < math.inf:
-            raise InputError(f"lr is {self.lr}; give a learning rate above 0.")
-        if not 0 <= self.end <= self.peak or (self.end and (self.schedule != "cosine" or self.lr is None)):
+        if self.end and (self.schedule != "cosine" or self.lr is None or self.end > self.lr):
             raise InputError(
                 f"end is {self.end} with lr {self.lr} and schedule {self.schedule!r}; give a rate from 0 to lr, for 'cosine'."
             )
@@ -156,17 +146,8 @@ def settings_of(given: Training | Paper, own: Training = Training()) -> Training
     """
     if isinstance(given, Training):
         return given
-    if given != "paper":
-        raise InputError(
-            f"training is {given!r}; give choral.Training(...), or 'paper' for the settings of the method's paper."
-        )
     chosen = OPTIMIZERS["sgd"] if own.lr is None else own.optimizer
     return replace(own, lr=own.lr or 0.1, optimizer=chosen, batch_size=own.batch_size or 128)
-
-
-def default_batch_size(points: int) -> int:
-    """Return the batch size of a training that leaves it open: 32, or 128 from 5,000 points on."""
-    return 32 if points < 5_000 else 128
 
 
 def default_rate(optimizer: Optimizer, steps: int, parameters: int, *, given: bool = False) -> float:
@@ -211,7 +192,7 @@ def settled(plan: Phase, points: int, parameters: int | None = None, batch_size:
     phases = trainings(plan)
 
     def sized(phase: Train) -> Train:
-        return replace(phase, batch_size=phase.batch_size or batch_size or default_batch_size(points))
+        return replace(phase, batch_size=phase.batch_size or batch_size or (32 if points < 5_000 else 128))
 
     longest = max((steps_of(sized(phase), points) for phase in phases), default=0)
     starts: list[bool] = []

@@ -7,7 +7,7 @@ gives member outputs back with the member axis first. The engine knows this cont
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +24,25 @@ from choral.layers.joint.network import Joint, Kernel
 class Structure(Value, ABC):
     """How members share weights and read a batch.
 
-    Facts of the class: `members` and `draws` (fields only where a user chooses them), and `undecayed`, name patterns of
-    parameters that take no weight decay.
+    Facts of the class are `members` and `draws` (fields only where a user chooses them), and:
+
+    - `undecayed`: name patterns of parameters that take no weight decay;
+    - `widens_input`: the first layer that learns must read the input itself, because members' inputs are laid side by side;
+    - `folds_members`: `feed` lays members one after the other on the batch axis;
+    - `converts`: networks are changed; False if a member is the plain network itself;
+    - `converts_all`: every layer with weights is meant to be converted, so that those which are not are named in a line;
+    - `draws_anew`: weights of the given network cannot be kept, because members have layers of other sizes;
+    - `averages`: a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone.
     """
 
     limits: ClassVar[Limits] = {"members": COUNT, "draws": COUNT}
-
-    widens_input: ClassVar[bool] = False
-    """Whether the first layer that learns must read the input itself, because members' inputs are laid side by side."""
-
-    folds_members: ClassVar[bool] = False
-    """Whether `feed` lays members one after the other on the batch axis."""
-
     undecayed: ClassVar[tuple[str, ...]] = ()
-
+    widens_input: ClassVar[bool] = False
+    folds_members: ClassVar[bool] = False
     converts: ClassVar[bool] = True
-    """Whether networks are changed; False if a member is the plain network itself."""
-
     converts_all: ClassVar[bool] = False
-    """Whether every layer with weights is meant to be converted, so that those which are not are named in a line."""
-
     draws_anew: ClassVar[bool] = False
-    """Whether weights of the given network cannot be kept, because members have layers of other sizes."""
-
     averages: ClassVar[bool] = False
-    """Whether a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone."""
 
     @property
     def members(self) -> int:
@@ -122,15 +116,26 @@ class Structure(Value, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Selective(Structure, ABC):
+    """A structure that converts some layers of a network.
+
+    Args:
+        include: patterns of the layers to convert; all of the kinds that it converts when empty.
+        exclude: patterns of layers that stay as they are, with everything inside them.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class OneMember(Structure, ABC):
     """A network that is one member, and reads a batch as it comes."""
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give the batch to the only member."""
         return x, None if y is None else y.unsqueeze(0)
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Add the member axis."""
         return outputs.unsqueeze(0)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
@@ -149,7 +154,6 @@ class Independent(OneMember):
         return network
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the network itself."""
         return network
 
 
@@ -177,15 +181,12 @@ class JointStructure(Structure, ABC):
         return (batches.mapped(lambda t: t.expand(self.members, *t.shape), x), None) if y is None else (x, y)
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Return the outputs as they are: the member axis is already first."""
         return outputs
 
     def shared(self, network: nn.Module) -> frozenset[str]:
         """Return the parameters without a member axis."""
-        assert isinstance(network, Joint)
-        return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in network.stacked)
+        stacked = cast(Joint, network).stacked
+        return frozenset(n for n, _ in network.named_parameters() if n.removeprefix("network.") not in stacked)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return member `index` as a plain network of its own."""
-        assert isinstance(network, Joint)
-        return network.member(index)
+        return cast(Joint, network).member(index)

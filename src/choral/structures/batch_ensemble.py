@@ -1,8 +1,4 @@
-"""BatchEnsemble: members share every weight and own two vectors for each layer.
-
-Reference: Wen et al., "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong Learning", 2020,
-arXiv:2002.06715.
-"""
+"""BatchEnsemble: members share every weight and own two vectors for each layer (`choral.layers.joint.layers.RankOneLayer`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,11 +12,11 @@ from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.layers import RankOneLayer
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import member_norm
-from choral.structures.base import JointStructure
+from choral.structures.base import JointStructure, Selective
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchEnsemble(JointStructure):
+class BatchEnsemble(Selective, JointStructure):
     """Member m has the weights W * (r_m s_m^T), elementwise, and biases of its own.
 
     The shared weights start at those of the given network, so a trained one can be turned into an ensemble. Linear maps and
@@ -28,13 +24,9 @@ class BatchEnsemble(JointStructure):
     and bare parameters are shared; normalization statistics are kept by member. Layers with frozen or tied parameters are shared as they are.
 
     Args:
-        members: how many members.
         start: 'normal' draws r and s from N(1, spread^2), 'signs' from {-1, 1}.
         spread: standard deviation of the normal start.
         own_norms: whether every member gets a scale and shift of its own in normalization layers.
-        kernel: see `JointStructure`.
-        include: patterns of the layers that get vectors; all linear maps and convolutions when empty.
-        exclude: patterns of layers that stay wholly shared.
 
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other, and every
     member reads the whole batch instead of its part of it.
@@ -45,11 +37,8 @@ class BatchEnsemble(JointStructure):
     start: Literal["normal", "signs"] = "normal"
     spread: float = 0.5
     own_norms: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with vectors in its layers; its weights are the shared ones."""
 
         def vectors(name: str, layer: nn.Module) -> nn.Module | None:
             if own_kind(layer, WEIGHTED) is None:

@@ -1,4 +1,7 @@
-"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks, whose weights are drawn in every pass."""
+"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks, whose weights are drawn in every pass.
+
+The papers are named by their layers, `choral.layers.bayesian.sampling` and `choral.layers.bayesian.rank_one_gaussian`.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -13,21 +16,15 @@ from choral.base.interface import output_last
 from choral.base.types import Params
 from choral.base.values import POSITIVE, Limits
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
-from choral.layers.bayesian.sampling import (
-    GAMMA_START,
-    RHO_START,
-    SAMPLED,
-    SpikeSlabLayer,
-    gaussian_twin,
-)
+from choral.layers.bayesian.sampling import GAMMA_START, RHO_START, SAMPLED, SpikeSlabLayer, gaussian_twin
 from choral.layers.convert import Replace, convert, layers_of, swap
 from choral.layers.functional import BATCH_NORMS, own_kind
 from choral.objectives.kl import gate_keep
-from choral.structures.base import OneMember, Structure
+from choral.structures.base import OneMember, Selective, Structure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled(OneMember, ABC):
+class Sampled(Selective, OneMember, ABC):
     """One network with sampled weights: its passes differ, in training and in evaluation mode alike.
 
     Prediction averages `draws` passes. `member` gives the deterministic network at the center of the posterior: a plain
@@ -38,8 +35,6 @@ class Sampled(OneMember, ABC):
         rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
         keep_weights: means start at the network's own weights; otherwise they are drawn by Kaiming's rule. `fit` sets it for networks
             that bring trained weights.
-        include: patterns of the layers that become Bayesian; all that can when empty.
-        exclude: patterns of layers that stay plain.
     """
 
     draws: int = 10
@@ -47,15 +42,12 @@ class Sampled(OneMember, ABC):
     converts_all: ClassVar[bool] = True
     rho: float = RHO_START
     keep_weights: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, stay."""
         return convert(network, self._twins(network, generator), self, include=self.include, exclude=self.exclude)
 
     def keeping(self) -> Self:
-        """Return the structure whose means start at the network's own weights."""
         return replace(self, keep_weights=True)
 
     @abstractmethod
@@ -68,8 +60,6 @@ class Gaussian(Sampled):
     """A mean-field Gaussian posterior over weights, biases and the scale and shift of normalization layers.
 
     See `Sampled` for the arguments; the penalty is `choral.objectives.kl.GaussianKL`.
-
-    Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424.
 
     >>> network = Gaussian(draws=5).convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), torch.Generator())
     >>> [type(layer).__name__ for layer in network]
@@ -92,8 +82,6 @@ class SpikeSlab(Sampled):
         sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
             networks with BatchNorm (see `choral.layers.bayesian.sampling.SpikeSlabLayer`).
 
-    Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1.
-
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [type(layer).__name__ for layer in SpikeSlab().convert(network, torch.Generator())]
     ['SpikeSlabLayer', 'ReLU', 'GaussianLayer']
@@ -107,7 +95,11 @@ class SpikeSlab(Sampled):
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         names = output_last([name for name, _ in layers_of(network, SAMPLED)])
         starts: dict[str, Any] = {"keep_weights": self.keep_weights, "rho": self.rho, "generator": generator}
-        gates: dict[str, Any] = {n: getattr(self, n) for n in ("gamma", "temperature", "sampled_gates")}
+        gates: dict[str, Any] = {
+            "gamma": self.gamma,
+            "temperature": self.temperature,
+            "sampled_gates": self.sampled_gates,
+        }
 
         def twin(name: str, layer: nn.Module) -> nn.Module | None:
             gated = name not in names[-1:] and own_kind(layer, SAMPLED) is not None
@@ -121,7 +113,7 @@ class SpikeSlab(Sampled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOneGaussian(Structure):
+class RankOneGaussian(Selective):
     """Members fold into the batch axis; every linear map and convolution is W * (s_m r_m^T) with Gaussian r_m, s_m.
 
     Weights (and trained ones too) are the network's own; only the factors are new, and they start at random signs.
@@ -132,14 +124,10 @@ class RankOneGaussian(Structure):
         members: how many members share the weights.
         draws: passes averaged at prediction.
         rho: where every rho starts; the standard deviation is softplus(rho).
-        include: patterns of the layers that get factors; all linear maps and convolutions when empty.
-        exclude: patterns of layers that stay wholly shared.
 
     Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
 
     The penalty is `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1, anneal=0.8)`.
-
-    Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020, arXiv:2005.07186.
     """
 
     members: int = 4
@@ -148,12 +136,8 @@ class RankOneGaussian(Structure):
     undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho")
     converts_all: ClassVar[bool] = True
     rho: float = RHO_START
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with factors in all linear maps and convolutions but frozen and tied ones, and BatchNorm by member."""
-
         def factors(_: str, layer: nn.Module) -> nn.Module | None:
             if own_kind(layer, SAMPLED) is None:
                 return None
@@ -166,12 +150,10 @@ class RankOneGaussian(Structure):
         return swap(joint, by_member)
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Repeat the batch for every member, member by member."""
         repeated = batches.mapped(lambda t: t.repeat((self.members,) + (1,) * (t.dim() - 1)), x)
         return repeated, None if y is None else y.expand(self.members, *y.shape)
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Split the folded batch axis into (member, batch)."""
         return outputs.unflatten(0, (self.members, -1))
 
     def shared(self, network: nn.Module) -> frozenset[str]:

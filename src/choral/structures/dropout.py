@@ -1,8 +1,4 @@
-"""MC dropout and DropConnect: one network with dropout that stays on at prediction.
-
-Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
-"Regularization of Neural Networks using DropConnect", ICML 2013.
-"""
+"""MC dropout and DropConnect: one network with dropout that stays on at prediction (`choral.layers.bayesian.dropout`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +14,11 @@ from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, Dropp
 from choral.layers.convert import holds, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.packed.networks import ends_of
-from choral.structures.base import OneMember
+from choral.structures.base import OneMember, Selective
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stochastic(OneMember):
+class Stochastic(Selective, OneMember):
     """One network whose passes differ by dropout, in training and in evaluation mode alike.
 
     The network's own dropout layers stay on at prediction, and so does dropout inside attention; dropout that forward code calls as a
@@ -34,16 +30,12 @@ class Stochastic(OneMember):
         rate: dropout rate of the layers to put in; None uses the network's own dropout layers only.
         connections: drop weights instead of outputs (DropConnect); needs a rate.
         draws: passes averaged at prediction.
-        include: patterns of the layers to put dropout behind; all but the output layer when empty.
-        exclude: patterns of layers without.
     """
 
     limits: ClassVar[Limits] = {**OneMember.limits, "rate": BELOW_ONE}
     draws: int = 20
     rate: float | None = None
     connections: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +43,6 @@ class Stochastic(OneMember):
             raise InputError("Stochastic: connections=True (DropConnect) needs a rate.")
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with dropout that stays on; its weights are kept."""
         tree = network if self.rate is None else self._put_in(network, self.rate)
         dropping = [name for name, m in layers_of(tree, (nn.MultiheadAttention,)) if m.dropout]
         if dropping:
@@ -59,12 +50,13 @@ class Stochastic(OneMember):
         tree = swap(tree, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
         if holds(tree, Dropped, DroppedOutput, DropConnect):
             return tree
-        if self.rate is None:
-            raise ConversionError(
-                f"{type(network).__name__} has no dropout layers and no rate was given; give rate=, the probability of dropping a unit."
-            )
+        where = (
+            ""
+            if self.rate is None
+            else "no linear map or convolution of torch's kinds before its output layer to put them behind, "
+        )
         raise ConversionError(
-            f"{type(network).__name__} has no dropout layers, and no linear map or convolution of torch's kinds before its output layer to put them behind; give it nn.Dropout layers."
+            f"{type(network).__name__} has no dropout layers, {where}and rate is {self.rate}; give it nn.Dropout layers, or a rate=."
         )
 
     def _put_in(self, network: nn.Module, rate: float) -> nn.Module:
@@ -79,5 +71,4 @@ class Stochastic(OneMember):
         return swap(network, drop, include=self.include, exclude=self.exclude)
 
     def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
-        """Let dropout find the axis of rows."""
         find_rows(network, run)

@@ -1,7 +1,4 @@
-"""Masksembles: members share every weight and differ by fixed binary masks over channels.
-
-Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, arXiv:2012.08334.
-"""
+"""Masksembles: members share every weight and differ by fixed binary masks (`choral.layers.joint.layers.overlapping_masks`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,11 +15,11 @@ from choral.layers.joint.layers import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import member_norm
 from choral.layers.packed.networks import ends_of
-from choral.structures.base import JointStructure
+from choral.structures.base import JointStructure, Selective
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masksembles(JointStructure):
+class Masksembles(Selective, JointStructure):
     """Every linear map and convolution but the output layer and frozen ones is masked, with a fixed mask for each member.
 
     In training the batch is split over the members, or given to each of them (`repetition`, as the Packed-Ensembles paper
@@ -30,12 +27,8 @@ class Masksembles(JointStructure):
     are saved with the weights. The weights start at those of the given network.
 
     Args:
-        members: how many masks.
         scale: at least 1; 1 makes all masks full, a large one makes them nearly disjoint (see `overlapping_masks`).
-        kernel: see `JointStructure`.
         repetition: whether every member trains on the whole batch instead of its part.
-        include: patterns of the layers that get masks; all but the output layer when empty.
-        exclude: patterns of layers without masks.
 
     Shapes: x (batch, ...) -> (member, ceil(batch / member), ...) in training, where a batch that cannot be split evenly is
     filled up with its first rows; (member, batch, ...) with repetition.
@@ -46,11 +39,8 @@ class Masksembles(JointStructure):
     limits: ClassVar[Limits] = {**JointStructure.limits, "scale": Limit(lambda scale: scale >= 1, "at least 1")}
     scale: float = 2.0
     repetition: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with masked layers; its weights are kept."""
         ends = ends_of(network)
         output = ends[-1][0] if ends and not self.include else None
 

@@ -1,6 +1,6 @@
 """MIMO: one network with M inputs and M outputs.
 
-Reference: Havasi et al., "Training Independent Subnetworks for Robust Prediction", ICLR 2021, arXiv:2010.06610.
+Reference: Havasi et al., "Training Independent Subnetworks for Robust Prediction", ICLR 2021, arXiv:2010.06610, sections 2 and 3.
 """
 
 import copy
@@ -14,7 +14,6 @@ from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.interface import first_layers
-from choral.base.text import fitting
 from choral.base.values import COUNT, SHARE, Limits
 from choral.layers.convert import holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
@@ -35,12 +34,8 @@ class Mimo(Structure):
         members: M.
         repetition: the paper's rho, the probability that a row holds the same example for all members.
         batch_repetition: how often an example appears in a training batch for each member.
-        first: pattern of the layer that reads the input, if not the one that a dry run finds.
-        last: pattern of the layer that gives the output, if not the one that a dry run finds.
 
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
-
-    Reference: Havasi et al., 2021, sections 2 and 3.
     """
 
     limits: ClassVar[Limits] = {**Structure.limits, "batch_repetition": COUNT, "repetition": SHARE}
@@ -50,8 +45,6 @@ class Mimo(Structure):
     members: int = 3
     repetition: float = 0.0
     batch_repetition: int = 1
-    first: str = ""
-    last: str = ""
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
         """Return the first and last layer of a plain network, or those that a joint one was made with."""
@@ -61,16 +54,9 @@ class Mimo(Structure):
         layers = [name for name, _ in ends_of(network)]
         if not layers:
             raise ConversionError(f"Mimo found no linear map or convolution in {type(network).__name__}.")
-        return tuple(  # type: ignore[return-value]  # two patterns, two names
-            fitting(layers, (pattern,), what)[0] if pattern else found
-            for what, pattern, found in (
-                ("first", self.first, next(iter(first_layers(layers)), layers[0])),
-                ("last", self.last, layers[-1]),
-            )
-        )
+        return next(iter(first_layers(layers)), layers[0]), layers[-1]
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with a wider first and last layer; the others keep their weights."""
         joint = copy.deepcopy(network)
         (first, last), tied = self._ends(network), tied_layers(network)
         order = [name for name, _ in network.named_modules()]
@@ -110,7 +96,6 @@ class Mimo(Structure):
         return torch.cat([x[mixed[m]] for m in range(self.members)], 1), y[mixed]
 
     def unfold(self, outputs: Tensor) -> Tensor:
-        """Split the outputs of the M output layers."""
         return outputs.unflatten(1, (self.members, -1)).transpose(0, 1)
 
     def shared(self, network: nn.Module) -> frozenset[str]:

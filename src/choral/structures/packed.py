@@ -1,7 +1,4 @@
-"""Packed-Ensembles: members of a fraction of the width, side by side in one network.
-
-Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", 2023, arXiv:2210.09184.
-"""
+"""Packed-Ensembles: members of a fraction of the width, side by side in one network (`choral.layers.packed.networks.pack`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -33,16 +30,8 @@ class Packed(JointStructure):
             (PE-(2, 4, 2) of WRN-28-10: 27,185,608 parameters, and 19,352,008 in their code).
         own_batches: each member is trained on batches of its own instead of the same one.
         equal_starts: all members start at the weights of the first (the paper's ablation, Table 7).
-        kernel: see `JointStructure`; the choice does not change results beyond rounding.
         first: patterns of the layers that read the input, if not the first one registered.
         last: patterns of the layers that give the output, if not the last one registered.
-        axes: pairs of a parameter outside torch's own layers and its axes that are widths, where that is ambiguous.
-
-    Example:
-        >>> plain = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
-        >>> network = Packed(members=4).convert(plain, torch.Generator().manual_seed(0))
-        >>> network(torch.ones(5, 8)).shape
-        torch.Size([4, 5, 3])
     """
 
     draws_anew: ClassVar[bool] = True
@@ -54,10 +43,8 @@ class Packed(JointStructure):
     equal_starts: bool = False
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
-    axes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the packed network, its weights drawn from the values of the given one."""
         joint = pack(
             network,
             members=self.members,
@@ -68,7 +55,6 @@ class Packed(JointStructure):
             kernel=self.kernel,
             first=self.first,
             last=self.last,
-            axes=dict(self.axes),
             own_inputs=self.own_batches,
             generator=generator,
         )

@@ -1,8 +1,4 @@
-"""Ensemble model patching: some layers are drawn from components in every pass, the others are shared.
-
-Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
-arXiv:1905.09453.
-"""
+"""Ensemble model patching: some layers are drawn from components in every pass (`choral.layers.bayesian.patched`), the others are shared."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -20,11 +16,11 @@ from choral.layers.frn import FilterResponseNorm
 from choral.layers.functional import NORMS, own_kind
 from choral.layers.packed.layers import PACKABLE
 from choral.layers.packed.networks import ends_of
-from choral.structures.base import OneMember
+from choral.structures.base import OneMember, Selective
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patched(OneMember):
+class Patched(Selective, OneMember):
     """One network whose patched layers hold K components each; every pass draws which of them are used.
 
     `mixture` chooses the method: `choral.layers.bayesian.patched.FAMILY` has EMP (one draw for a layer), ECMP (one for every
@@ -39,7 +35,6 @@ class Patched(OneMember):
         norms: whether normalization layers are patched.
         output: whether the output layer (the last one registered) is patched.
         include: patterns of further layers to patch.
-        exclude: patterns of layers that stay shared, with everything inside them.
         jitter: spread of norm scales over components at the start, relative to their value.
         keep_weights: start components near the network's own (trained) weights instead of drawing them afresh; shared
             layers always keep them.
@@ -61,14 +56,11 @@ class Patched(OneMember):
     mixtures: tuple[tuple[str, Mixture], ...] = ()
     norms: bool = True
     output: bool = True
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
     jitter: float = 0.1
     keep_weights: bool = False
     statistics: Literal["draw", "shared"] = "shared"
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with patched layers in place of the chosen ones; the others keep their weights."""
         network = open_attention(network, include=self.include, exclude=self.exclude) if self.include else network
         wanted = self._wanted(network)
         differing = any(m.components > 1 or m.zero > 0 for m in map(self._mixture_of, wanted))

@@ -6,7 +6,7 @@ arXiv:2410.24210, section 3.
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from choral.base.errors import ConversionError
 from choral.base.interface import output_last
 from choral.layers.attention import open_attention
-from choral.layers.convert import holds_frozen, swap, tied_layers, within
+from choral.layers.convert import holds_frozen, layers_of, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.layers import RankOneLayer, ScaledInputs
@@ -42,7 +42,6 @@ class TabM(JointStructure):
             to the inputs of the first layer alone (the paper's TabM-mini).
         start: 'signs', 'normal', or 'auto': 'normal' behind embedded features, else 'signs'.
         own_batches: whether each member is trained on batches of its own instead of the same one.
-        kernel: see `JointStructure`.
         exclude: patterns of layers that stay wholly shared.
 
     Every parameter gets the gradient of the mean loss over all members, as in the authors' code, and weight decay.
@@ -58,16 +57,15 @@ class TabM(JointStructure):
     exclude: tuple[str, ...] = ()
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with adapters, and with an output layer for each member."""
         tree = open_attention(network, exclude=self.exclude)
-        layers = self._layers(tree)
+        *body, last = self._trained(tree)
 
         def own(name: str, layer: nn.Module) -> nn.Module | None:
-            if name == layers.last:
+            if name == last:
                 return _apart(layer, self.members, generator)
-            if name == layers.first:
+            if name in body[:1]:
                 return self._first(layer, _widths(tree, name, layer), generator)
-            if name in layers.between and self.adapters == "all":
+            if name in body and self.adapters == "all":
                 return RankOneLayer(layer, members=self.members, start="ones")
             return None
 
@@ -76,11 +74,10 @@ class TabM(JointStructure):
         joint = Joint(tree, members=self.members, kernel=self.kernel, own_inputs=self.own_batches)
         return joint.train(network.training)
 
-    def _layers(self, tree: nn.Module) -> "_Layers":
-        """Return the names of the layers that members adapt or own."""
+    def _trained(self, tree: nn.Module) -> list[str]:
+        """Return the names of the layers that members adapt, and at the end of the one that they own."""
         tied = tied_layers(tree)
-        embedding = [name for name, m in tree.named_modules() if isinstance(m, Apiece)]
-        kept = (*embedding, *self.exclude)
+        kept = (*(name for name, _ in layers_of(tree, (Apiece,))), *self.exclude)
         free = [
             name
             for name, m in tree.named_modules()
@@ -91,7 +88,7 @@ class TabM(JointStructure):
             raise ConversionError(
                 f"TabM found no linear map or convolution to be trained in {type(tree).__name__}; leave at least the first or the last layer free."
             )
-        return _Layers(free[0] if len(free) > 1 else None, frozenset(free[1:-1]), free[-1])
+        return free
 
     def _first(self, layer: nn.Module, widths: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         """Return the first layer with random factors for its inputs, the same for all `widths` columns of a feature."""
@@ -109,14 +106,6 @@ class TabM(JointStructure):
             return ScaledInputs(layer, factors)
         made.s = nn.Parameter(factors.to(made.s))
         return made
-
-
-class _Layers(NamedTuple):
-    """Names: of the layer with the first factors (None if the network is one layer), of hidden ones, of the output layer."""
-
-    first: str | None
-    between: frozenset[str]
-    last: str
 
 
 def _apart(layer: nn.Module, members: int, generator: torch.Generator) -> PackedLayer:

@@ -5,7 +5,7 @@ arXiv:1511.06314, section 4.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,6 @@ class CommonDraws(Foldable):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer returns under the draws that belong to no member."""
         with draws.common():
             result: Tensor = self.layer(x)
         return result
@@ -43,7 +42,6 @@ class CommonDraws(Foldable):
         return getattr(super().__getattr__("layer"), name) if name != "layer" else super().__getattr__(name)
 
     def plain(self) -> nn.Module:
-        """Return the layer."""
         return self.layer
 
 
@@ -55,12 +53,12 @@ class TreeNet(JointStructure):
     drawn from the values of its weights. The trunk is computed once for all members, its dropout layers included.
 
     Args:
-        members: how many branches.
         start: name (pattern) of the first branch layer: it and everything registered after it is in the branches.
         branches: instead of start, patterns of all branch layers. The output layer if neither is given.
         kernel: 'auto' or 'grouped': only together can members share one pass through the trunk.
     """
 
+    kernel: Literal["auto", "grouped"] = "auto"
     start: str = ""
     branches: tuple[str, ...] = ()
 
@@ -68,13 +66,8 @@ class TreeNet(JointStructure):
         super().__post_init__()
         if self.start and self.branches:
             raise InputError(f"TreeNet: start={self.start!r} and branches={self.branches}; give one of the two.")
-        if self.kernel not in ("auto", "grouped"):
-            raise InputError(
-                f"TreeNet: kernel={self.kernel!r}; give 'auto' or 'grouped', which share the trunk's pass."
-            )
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with the tensors of its branch layers stacked."""
         chosen = self._branch_layers(network)
         for name, other in tied_layers(network).items():
             if name in chosen:

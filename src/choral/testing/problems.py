@@ -30,7 +30,6 @@ class Branching(nn.Module):
         self.last = nn.Linear(12, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs."""
         h = self.first(x)
         last: Tensor = self.last((h + self.inner(h)) * self.scale)
         return last
@@ -48,7 +47,6 @@ class Convolving(nn.Module):
         self.last = nn.Linear(6, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs."""
         last: Tensor = self.last(self.more(self.body(x)))
         return last
 

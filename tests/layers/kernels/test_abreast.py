@@ -136,7 +136,7 @@ def test_attributes_that_change_are_read_again():
 )
 def test_layers_that_may_mix_members_have_no_course(middle):
     network = nn.Sequential(nn.Conv2d(2, 8, 3), middle, nn.Conv2d(8, 4, 3))
-    assert course_of(pack(network, members=2, axes={}).network) is None
+    assert course_of(pack(network, members=2).network) is None
 
 
 def flipped(self, y):

@@ -9,6 +9,7 @@ Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import typed
+from choral.layers.convert import layers_of
 from choral.layers.functional import Twin
 from choral.layers.joint.layers import WeightLayer
 
@@ -33,7 +35,6 @@ class StochasticDepth(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some rows dropped."""
         return x * F.dropout(x.new_ones(x.shape[:1] + (1,) * (x.dim() - 1)), self.p, self.training)
 
 
@@ -73,7 +74,7 @@ def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
         network: in evaluation mode.
         run: passes so many rows through it.
     """
-    layers = [m for m in network.modules() if isinstance(m, RowAware)]
+    layers = [layer for _, layer in layers_of(network, (RowAware,))]
     seen: list[list[tuple[RowAware, torch.Size]]] = []
     hooks = [m.register_forward_hook(lambda m, _, y: seen[-1].append((m, y.shape))) for m in layers]
     try:
@@ -104,11 +105,8 @@ class Dropped(RowAware, Twin):
 
     def __init__(self, dropout: nn.Module):
         super().__init__()
-        kind = next((k for k in DROPOUTS if isinstance(dropout, k)), None)
-        if kind is None:
-            raise InputError(f"Dropped was given {dropout}; it takes torch's dropout layers.")
+        self.kind: Any = next(k for k in DROPOUTS if isinstance(dropout, k))
         self.rate = checked_rate(float(dropout.p))  # type: ignore[arg-type]  # every dropout layer has its rate in p
-        self.kind: type[nn.Module] = kind
 
     @property
     def p(self) -> float:
@@ -116,7 +114,6 @@ class Dropped(RowAware, Twin):
         return self.rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with units or channels dropped."""
         if self.rate == 0:
             return x
         whole: dict[type[nn.Module], int] = {StochasticDepth: x.dim() - 1, nn.FeatureAlphaDropout: x.dim() - 2}
@@ -131,11 +128,9 @@ class Dropped(RowAware, Twin):
         return scale * (x * keep + _SATURATION * (1 - keep)) - scale * _SATURATION * self.rate
 
     def plain(self) -> nn.Module:
-        """Return the plain dropout layer."""
         return self.kind(self.rate)
 
     def extra_repr(self) -> str:
-        """Show the rate."""
         return f"{self.kind.__name__}, rate={self.rate}"
 
 
@@ -154,7 +149,6 @@ class DroppedOutput(DroppingLayer, RowAware):
     """A linear map or convolution followed by dropout of its outputs; for the arguments see `DropConnect`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs, some dropped."""
         outputs = self.operate(x, self.weight, self.bias)
         if self.training:
             return draws.dropout(outputs, self.rate)

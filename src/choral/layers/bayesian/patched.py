@@ -123,7 +123,6 @@ class DrawnNorm(Converted):
         self.drawn = DrawnStatistics(passes, layer.get_buffer("running_mean"))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what BatchNorm returns."""
         tensors = self.tensors()
         return self.run(x, tensors) if self.training else self.drawn.normalize(self.settings, x, tensors)
 
@@ -267,7 +266,9 @@ class PatchedLayer(Converted):
         drawn, zero = self._assigned(), self.mixture.zero
         if zero:
             weight = drawn["weight"]
-            shape = {"scalar": weight.shape, "layer": ()}.get(self.mixture.assignment, self._unit_shape(weight))
+            inputs = 0 if isinstance(self.settings, TRANSPOSED) else 1
+            unit = tuple(size if axis == inputs else 1 for axis, size in enumerate(weight.shape))
+            shape = {"scalar": weight.shape, "layer": ()}.get(self.mixture.assignment, unit)
             drawn["weight"] = weight * draws.keep_mask(shape, zero, device=weight.device).to(weight.dtype)
         return drawn
 
@@ -304,10 +305,6 @@ class PatchedLayer(Converted):
         hard = torch.zeros_like(soft).scatter(0, scores.argmax(0, keepdim=True), 1.0)
         return hard + soft - soft.detach()
 
-    def _unit_shape(self, weight: Tensor) -> tuple[int, ...]:
-        axis = 0 if isinstance(self.settings, TRANSPOSED) else 1
-        return tuple(size if i == axis else 1 for i, size in enumerate(weight.shape))
-
     def probabilities(self) -> Tensor:
         """Return the mixing probabilities of the trained components."""
         if self.mixing is not None:
@@ -316,7 +313,6 @@ class PatchedLayer(Converted):
         return torch.full((len(first),), (1 - self.mixture.zero) / len(first), dtype=first.dtype, device=first.device)
 
     def plain(self) -> nn.Module:
-        """Return the plain layer at the mean over assignments."""
         p = self.probabilities().detach()
         shares = {n: p if n == "weight" else p / p.sum() for n in self.patches}  # biases are never 0
         means = {n: torch.tensordot(shares[n], c.detach(), dims=1) for n, c in self.patches.items()}
@@ -337,14 +333,12 @@ class PatchedNetwork(Twin):
         self.network, self.components, self._key = network, components, key
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of one of the K networks."""
         with draws_by_pass(self._key, self.training):
             component = draws.index(self.components, device=x.device)
         with under(component=component):
             return self.network(x)
 
     def plain(self) -> nn.Module:
-        """Return the plain network at the mean over components."""
         return plain_network(self.network)
 
 

@@ -93,7 +93,6 @@ class MemberBatchNorm(nn.Module):
         self.norms = nn.ModuleList(deepcopy(norm) for _ in range(members))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize each member's part of the batch by itself."""
         # one call for each member keeps the memory layout of x; a single wider BatchNorm would have to move the members
         return torch.cat([norm(part) for norm, part in zip(self.norms, unfold(x, len(self.norms)))])
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 from choral.base import draws
 from choral.base.draws import now, under
-from choral.base.errors import ConversionError, InputError
+from choral.base.errors import InputError
 from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, Converted, Twin, filled, own_kind
 from choral.objectives.kl import MEAN, RHO, std_of
 
@@ -109,11 +109,6 @@ class SampledLayer(Converted):
         """The mean of the bias."""
         return self.bias_mean
 
-    def plain_layer(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """Return a plain layer of the same settings with copies of these weights."""
-        copies = {"weight": weight.detach().clone(), "bias": None if bias is None else bias.detach().clone()}
-        return filled(self.settings, copies)
-
 
 class GaussianLayer(SampledLayer):
     """A linear map or convolution with Gaussian weights and bias.
@@ -126,13 +121,11 @@ class GaussianLayer(SampledLayer):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output under one draw of the weights."""
         tensors = {"weight": draw(self.weight_mean, self.weight_rho), "bias": draw(self.bias_mean, self.bias_rho)}
         return self.run(x, tensors)
 
     def plain(self) -> nn.Module:
-        """Return a plain layer with the posterior means as its weights."""
-        return self.plain_layer(self.weight_mean, self.bias_mean)
+        return filled(self.settings, {"weight": self.weight_mean, "bias": self.bias_mean})
 
 
 _NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -159,15 +152,10 @@ class GaussianNorm(Twin):
 
     def __init__(self, norm: nn.Module, *, rho: float = RHO_START):
         super().__init__()
-        scale, shift = _affine_of(norm)
-        if scale is None:
-            accepted = ", ".join(kind.__name__ for kind in _NORMS)
-            raise ConversionError(f"GaussianNorm was given {norm}; it takes one of {accepted} that has a scale.")
         self.norm = deepcopy(norm)
-        for name in self.norm._parameters:
-            self.norm._parameters[name] = None
-        add_posterior(self, "weight", scale, rho)
-        add_posterior(self, "bias", shift, rho)
+        for name in ("weight", "bias"):
+            add_posterior(self, name, norm._parameters.get(name), rho)
+        self.norm._parameters = dict.fromkeys(norm._parameters)
 
     @property
     def settings(self) -> nn.Module:
@@ -175,25 +163,11 @@ class GaussianNorm(Twin):
         return self.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized input under one draw of scale and shift."""
-        weight, bias = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho)
-        return functional_call(
-            self.norm, {"weight": weight} if bias is None else {"weight": weight, "bias": bias}, (x,)
-        )
+        drawn: Any = {"weight": draw(self.weight_mean, self.weight_rho), "bias": draw(self.bias_mean, self.bias_rho)}
+        return functional_call(self.norm, drawn, (x,))
 
     def plain(self) -> nn.Module:
-        """Return a plain normalization layer with the posterior means as scale and shift."""
-        means = {"weight": self.weight_mean, "bias": self.bias_mean}
-        own = {n: None if m is None else m.detach().clone() for n, m in means.items() if n in self.norm._parameters}
-        return filled(self.norm, own)
-
-
-def _affine_of(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """Return scale and shift of a plain normalization layer; None for those it, or any other module, does not have."""
-    if type(norm) not in _NORMS:
-        return None, None
-    own = dict(norm.named_parameters(recurse=False))
-    return own.get("weight"), own.get("bias")
+        return filled(self.norm, {name: getattr(self, name + MEAN) for name in self.norm._parameters})
 
 
 def gaussian_twin(
@@ -211,7 +185,7 @@ def gaussian_twin(
         rho: as in `SampledLayer`.
         generator: for fresh means.
     """
-    if _affine_of(layer)[0] is not None:
+    if type(layer) in _NORMS and layer._parameters.get("weight") is not None:
         return GaussianNorm(layer, rho=rho)
     if own_kind(layer, SAMPLED) is None:
         return None
@@ -228,7 +202,7 @@ class SpikeSlabLayer(SampledLayer):
     one half.
 
     Args:
-        layer, rho, keep_weights, generator: as in `SampledLayer`.
+        layer, posterior: as in `SampledLayer`.
         gamma: inclusion probability every node starts with, between 0 and 1, ends excluded.
         temperature: of the relaxed gate (tau).
         sampled_gates: whether gates are drawn in evaluation mode too. If not, a node is in or out there as is more likely
@@ -247,16 +221,14 @@ class SpikeSlabLayer(SampledLayer):
         self,
         layer: nn.Module,
         *,
-        rho: float = RHO_START,
-        keep_weights: bool = False,
         gamma: float = GAMMA_START,
         temperature: float = 0.5,
         sampled_gates: bool = False,
-        generator: torch.Generator | None = None,
+        **posterior: Any,
     ):
         if not 0 < gamma < 1:
             raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
-        super().__init__(layer, rho=rho, keep_weights=keep_weights, generator=generator)
+        super().__init__(layer, **posterior)
         self.temperature = temperature
         self.sampled_gates = sampled_gates
         free = self.weight_mean.new_full(self.weight_mean.shape[:1], -1.0)
@@ -275,7 +247,6 @@ class SpikeSlabLayer(SampledLayer):
         return torch.where(self.frozen_gate < 0, drawn, self.frozen_gate)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output under one draw of the gates and weights."""
         weight, bias, gate = draw(self.weight_mean, self.weight_rho), draw(self.bias_mean, self.bias_rho), self.gate()
         weight = weight * gate.view((-1,) + (1,) * (weight.dim() - 1))
         return self.run(x, {"weight": weight, "bias": None if bias is None else bias * gate})
@@ -284,4 +255,6 @@ class SpikeSlabLayer(SampledLayer):
         """Return a plain layer with the posterior means as weights, zero for nodes that are out."""
         gate = torch.where(self.frozen_gate < 0, (self.gate_logit > 0).to(self.frozen_gate), self.frozen_gate)
         weight = self.weight_mean * gate.view((-1,) + (1,) * (self.weight_mean.dim() - 1))
-        return self.plain_layer(weight, None if self.bias_mean is None else self.bias_mean * gate)
+        return filled(
+            self.settings, {"weight": weight, "bias": None if self.bias_mean is None else self.bias_mean * gate}
+        )

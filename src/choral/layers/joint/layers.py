@@ -78,7 +78,6 @@ class WeightLayer(Converted):
         return filled(self.settings, {"weight": weight, "bias": bias})
 
     def plain(self) -> nn.Module:
-        """Return the plain layer with the weights it holds."""
         return self.plain_layer(self.weight, self.bias)
 
     def over_outputs(self, factor: Tensor) -> Tensor:
@@ -171,7 +170,6 @@ class MaskedLayer(WeightLayer, Foldable):
         self.register_buffer("mask", masks.to(self.weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the masked outputs."""
         if self.mask.dim() == 1:
             return self.operate(x, *self._masked())
         y = unfold(self.operate(x, self.weight, self.bias), self.members)
@@ -253,7 +251,6 @@ class RankOneLayer(WeightLayer, Foldable):
         return self.weight * (self.over_outputs(self.r) * self.over_inputs(self.s))
 
     def plain(self) -> nn.Module:
-        """Return the plain layer, when the tensors are one member's."""
         return self.plain_layer(self._own_weight(), self.bias)
 
 
@@ -281,14 +278,12 @@ class ScaledInputs(WeightLayer, Foldable):
         self.s = nn.Parameter(factors.to(self.weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return every member's outputs for its part of the batch; of one member if the factors are one member's."""
         if self.s.dim() == 1:
             return self.operate(x * self.over_channels(self.s, x), self.weight, self.bias)
         x = unfold(x, self.members)
         return self.operate(fold(x * self.over_rows(self.s, x)), self.weight, self.bias)
 
     def plain(self) -> nn.Module:
-        """Return the plain layer, when the factors are one member's."""
         return self.plain_layer(self.weight * self.over_inputs(self.s), self.bias)
 
 

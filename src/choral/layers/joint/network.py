@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from choral.base import batches, devices, draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
-from choral.layers.convert import call_with, holds, plain_network, ties_of
+from choral.layers.convert import call_with, holds, layers_of, plain_network, ties_of
 from choral.layers.functional import BATCH_NORMS, spatial
 from choral.layers.joint.layers import Foldable, fold, unfold
 
@@ -74,8 +74,8 @@ class Joint(nn.Module):
         super().__init__()
         self.network = network
         self.members = members
-        layers = [(f"{name}." if name else "", m) for name, m in network.named_modules() if isinstance(m, Foldable)]
-        owned = [prefix + key for prefix, layer in layers for key in layer.own]
+        foldable: Iterator[tuple[str, Any]] = layers_of(network, (Foldable,))
+        owned = [f"{name}.{key}".removeprefix(".") for name, layer in foldable for key in layer.own]
         self.stacked = frozenset(owned if stacked is None else stacked)
         self.own_inputs = own_inputs
         self._fusible = holds(network, *_FUSIBLE)
@@ -122,7 +122,6 @@ class Joint(nn.Module):
         return ""
 
     def forward(self, x: Batch) -> Tensor:
-        """Return the outputs of every member."""
         if self.members == 1:
             return self._loop(x)
         return {"loop": self._loop, "grouped": self.together, "matmul": self._matmul}[self.kernel](x)
@@ -205,7 +204,6 @@ class Joint(nn.Module):
         return plain_network(copied)
 
     def extra_repr(self) -> str:
-        """Return the members and how they are run."""
         return f"members={self.members}, kernel={self.kernel!r}"
 
 

@@ -85,9 +85,14 @@ def surroundings(network: nn.Module) -> tuple[Any, ...] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list, dict)):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (bool, int, float, str, type(None), torch.dtype))
+    match value:
+        case dict():
+            return all(map(_is_plain, value.values()))
+        case tuple() | list():
+            return all(map(_is_plain, value))
+        case None | int() | float() | str() | torch.dtype():
+            return True
+    return False
 
 
 def _is_leaf(module: nn.Module) -> bool:
@@ -158,10 +163,11 @@ def _place(node: fx.Node, modules: dict[str, nn.Module]) -> str | None:
     layer = modules[str(node.target)]
     if len(node.args) != 1 or node.kwargs:
         return None
-    if isinstance(layer, PackedLayer):
-        return _place_behind(layer.settings, place)
-    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
-        return FOLDED if place == CHANNELS else place
+    match layer:
+        case PackedLayer():
+            return _place_behind(layer.settings, place)
+        case nn.Flatten(start_dim=1, end_dim=-1):
+            return FOLDED if place == CHANNELS else place
     return place if type(layer) in _APART else None
 
 
@@ -216,9 +222,9 @@ def run_abreast(network: nn.Module, course: fx.Graph, x: Tensor, members: int) -
         if place == FOLDED and before == CHANNELS:
             read[0] = fold(read[0].unflatten(1, (members, -1)).transpose(0, 1))
         values[node] = x if node.op == "placeholder" else _value(node, network, read, members, before)
-    return (
-        read[0].unflatten(0, (members, -1)) if place == FOLDED else read[0].unflatten(1, (members, -1)).transpose(0, 1)
-    )
+    if place == FOLDED:
+        return read[0].unflatten(0, (members, -1))
+    return read[0].unflatten(1, (members, -1)).transpose(0, 1)
 
 
 def _value(node: fx.Node, network: nn.Module, read: list[Any], members: int, before: str) -> Any:

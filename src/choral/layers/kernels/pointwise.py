@@ -24,11 +24,6 @@ def faulty(kernel: tuple[int, ...], stride: tuple[int, ...], groups: int, channe
     return len(kernel) == 2 and set(kernel) == {1} and set(stride) != {1} and groups == 1 and channels < NARROW
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...]) -> Tensor:
-    """Return the 1x1 convolution of padded images with a stride."""
-    return F.conv2d(x[..., :: stride[0], :: stride[1]], weight, bias)
-
-
 def of_layer(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return what a convolution of a layer's settings returns under these weights."""
     if not faulty(layer.kernel_size, layer.stride, layer.groups, weight.shape[1]):
@@ -36,7 +31,7 @@ def of_layer(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     if layer.padding != "valid" and set(layer.padding) != {0}:
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-    return convolve(x, weight, bias, layer.stride)
+    return F.conv2d(x[..., :: layer.stride[0], :: layer.stride[1]], weight, bias)
 
 
 def guard(network: nn.Module) -> None:

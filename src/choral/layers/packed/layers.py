@@ -51,8 +51,6 @@ class GroupedLinear(nn.Module):
     @typed
     def __init__(self, in_features: int, out_features: int, *, groups: int, bias: bool = True):
         super().__init__()
-        if min(groups, in_features, out_features) < 1 or in_features % groups or out_features % groups:
-            raise InputError(f"groups={groups} does not divide in_features={in_features}, out_features={out_features}.")
         self.in_features, self.out_features, self.groups = in_features, out_features, groups
         self.weight = nn.Parameter(torch.empty(out_features, in_features // groups))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
@@ -65,13 +63,11 @@ class GroupedLinear(nn.Module):
             nn.init.uniform_(p, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs of all groups side by side."""
         blocks = self.weight.unflatten(0, (self.groups, -1))  # (group, output of the group, input of the group)
         y = torch.einsum("...gi,goi->...go", x.unflatten(-1, (self.groups, -1)), blocks).flatten(-2)
         return y if self.bias is None else y + self.bias
 
     def extra_repr(self) -> str:
-        """Show the arguments."""
         bias = self.bias is not None
         return f"{self.in_features}, {self.out_features}, groups={self.groups}, bias={bias}"
 
@@ -104,7 +100,6 @@ class PackedLayer(Converted, Foldable):
         self.dims = spatial(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return each member's outputs for its part of the batch; of one member if the tensors are one member's."""
         tensors, layer = self.tensors(), self.settings
         if not self.own or getattr(self, self.own[0]).dim() < self._axes:
             return self.run(x, tensors)
@@ -130,7 +125,6 @@ class PackedLayer(Converted, Foldable):
         return torch.cat(outputs)
 
     def plain(self) -> nn.Module:
-        """Return the plain layer, when the tensors are one member's."""
         return filled(self.settings, self.tensors())
 
 
@@ -141,7 +135,7 @@ def packed(layers: Sequence[nn.Module]) -> PackedLayer:
     >>> layer(torch.ones(4 * 5, 3)).shape, layer.weight.shape
     (torch.Size([20, 2]), torch.Size([4, 2, 3]))
     """
-    if len({repr(layer) for layer in layers}) != 1 or not all(isinstance(layer, nn.Module) for layer in layers):
+    if len({repr(layer) for layer in layers}) != 1:
         raise InputError(f"packed takes one layer or more, all of the same sizes; it was given {list(layers)[:4]}.")
     first = copy.deepcopy(layers[0])
     for name, tensor in {**first._parameters, **first._buffers}.items():

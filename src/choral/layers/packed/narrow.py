@@ -7,7 +7,7 @@ the layers it is shown and keeps a list of what became of them.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ class Place(NamedTuple):
     starts_block: bool
 
 
+@dataclass(kw_only=True)
 class Narrowing:
     """Resizes layers for one member and stacks redrawn tensors for all of them.
 
@@ -56,18 +57,20 @@ class Narrowing:
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered where a group would have fewer input channels.
         generator: draws the new tensors.
+        widths: what became of each layer.
+        before: the plain width of the layer before.
+        hidden: plain widths of layers that do not give the output.
     """
 
-    def __init__(
-        self, *, members: int, ratio: Fraction, subgroups: int, minimum_channels: int, generator: torch.Generator
-    ):
-        self.members, self.ratio = members, ratio
-        self.subgroups, self.minimum_channels = subgroups, minimum_channels
-        self.generator = generator
-        self.widths: list[Width] = []
-        self.before = 0  # the plain width of the layer before
-        self.hidden: set[int] = set()  # plain widths of layers that do not give the output
-        self._stacked: dict[int, tuple[Tensor, Tensor]] = {}  # plain tensor (kept alive) and its stacked successor
+    members: int
+    ratio: Fraction
+    subgroups: int
+    minimum_channels: int
+    generator: torch.Generator
+    widths: list[Width] = field(default_factory=list)
+    before: int = 0
+    hidden: set[int] = field(default_factory=set)
+    _stacked: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # plain tensor (kept alive), its successor
 
     def scaled(self, width: int) -> int:
         """Return a width of a member, rounded up."""
@@ -103,8 +106,8 @@ class Narrowing:
             return
         if id(plain) not in self._stacked:
             stack = redrawn(plain, shape, members=self.members, spread=spread, generator=self.generator)
-            param = isinstance(plain, nn.Parameter)
-            self._stacked[id(plain)] = (plain, nn.Parameter(stack, plain.requires_grad) if param else stack)
+            own = nn.Parameter(stack, plain.requires_grad) if name in layer._parameters else stack
+            self._stacked[id(plain)] = (plain, own)
         new = self._stacked[id(plain)][1]
         if new.shape[1:] != torch.Size(shape):
             raise ConversionError(
@@ -128,10 +131,8 @@ class Narrowing:
                 break
         if g == self.subgroups:
             return g, ""
-        return (
-            g,
-            f"subgroups lowered from {self.subgroups} to {g}: {inputs} channels in {groups * self.subgroups} groups",
-        )
+        wanted = f"{inputs} channels in {groups * self.subgroups} groups"
+        return g, f"subgroups lowered from {self.subgroups} to {g}: {wanted}"
 
 
 def redrawn(plain: Tensor, shape: Sequence[int], *, members: int, spread: float, generator: torch.Generator) -> Tensor:
@@ -187,10 +188,6 @@ def _convolution(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module
     outputs = plain[1] if place.last else n.scaled(plain[1])
     depthwise = layer.groups > 1 and layer.groups == layer.in_channels
     groups = inputs if depthwise else layer.groups
-    if inputs % groups or outputs % groups:
-        raise ConversionError(
-            f"layer {name!r} has {layer.groups} groups, but {inputs} input and {outputs} output channels in a member; choose width and members to fit."
-        )
     g, why = (1, "") if depthwise else n.gamma(inputs, outputs, groups, place)
     n.note(name, layer, plain, (inputs, outputs), subgroups=g, remark=why)
     old = layer.weight.shape[1]
@@ -207,12 +204,12 @@ def _by_channel(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     """Normalization and PReLU: every tensor that is as long as there are channels has one number for each."""
     size = next(s for s in _CHANNELS if hasattr(layer, s))
     plain = getattr(layer, size)
-    shape = (plain,) if isinstance(plain, int) else tuple(plain)
-    narrow = place.inner and not (isinstance(layer, nn.PReLU) and plain == 1)
+    shape = tuple(plain) if size == "normalized_shape" else (plain,)
+    narrow = place.inner and (size != "num_parameters" or plain > 1)  # PReLU may have one slope for all
     new = (n.scaled(shape[0]), *shape[1:]) if narrow else shape
-    setattr(layer, size, new[0] if isinstance(plain, int) else new)
+    setattr(layer, size, new if size == "normalized_shape" else new[0])
     remark = ""
-    if isinstance(layer, nn.GroupNorm):
+    if size == "num_channels":
         kept = Fraction(layer.num_groups) * new[0] / plain  # as many channels in a group as before, if possible
         groups = int(kept) if kept.denominator == 1 else math.gcd(layer.num_groups, new[0])
         remark = f"{layer.num_groups} groups, {groups} in a member"
@@ -247,24 +244,14 @@ def _attention(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     wanted = int(heads) if heads.denominator == 1 and heads >= 1 else layer.num_heads
     count = max(h for h in range(1, wanted + 1) if inner % h == 0)
     n.note(name, layer, (width,), (inner,), remark=f"{layer.num_heads} heads, {count} in a member")
+    sizes = {1: 1, **{size: n.scaled(size) for size in (layer.kdim, layer.vdim, width)}, 3 * width: 3 * inner}
     layer.embed_dim, layer.num_heads, layer.head_dim = inner, count, inner // count
     layer.kdim, layer.vdim = n.scaled(layer.kdim), n.scaled(layer.vdim)
     spread = (width / inner) ** 0.5
-    shapes = {
-        "in_proj_weight": (3 * inner, inner),
-        "q_proj_weight": (inner, inner),
-        "k_proj_weight": (inner, layer.kdim),
-        "v_proj_weight": (inner, layer.vdim),
-        "in_proj_bias": (3 * inner,),
-        "bias_k": (1, 1, inner),
-        "bias_v": (1, 1, inner),
-    }
-    for key, shape in shapes.items():
-        n.put(layer, key, shape, spread=spread)
-    out = layer.out_proj
-    out.in_features = out.out_features = inner
-    n.put(out, "weight", (inner, inner), spread=spread)
-    n.put(out, "bias", (inner,), spread=spread)
+    for key, p in list(layer.named_parameters()):
+        owner, _, part = key.rpartition(".")
+        n.put(layer.get_submodule(owner), part, [sizes[size] for size in p.shape], spread=spread)
+    layer.out_proj.in_features = layer.out_proj.out_features = inner
     return layer
 
 
@@ -284,7 +271,7 @@ def _recurrent(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
     for key, p in model.named_parameters():
         n.put(layer, key, p.shape, spread=spread)
     layer.input_size, layer.hidden_size = inputs, hidden
-    if not isinstance(layer, CELLS):
+    if "proj_size" in vars(model):
         layer.proj_size = model.proj_size
     n.note(name, layer, plain, (inputs, hidden))
     return layer

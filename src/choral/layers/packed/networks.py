@@ -3,7 +3,7 @@
 Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", 2023, arXiv:2210.09184.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -42,7 +42,6 @@ class PackedNetwork(Joint):
         return self._known[1]
 
     def is_faster_together(self) -> bool:
-        """Return whether members can run abreast on the channel axis."""
         return not self.own_inputs and self.course() is not None
 
     def together(self, x: Batch) -> Tensor:
@@ -73,7 +72,6 @@ def pack(
     kernel: Kernel = "auto",
     first: Sequence[str] = (),
     last: Sequence[str] = (),
-    axes: Mapping[str, Sequence[int]] | None = None,
     own_inputs: bool = False,
     generator: torch.Generator | None = None,
 ) -> PackedNetwork:
@@ -87,7 +85,6 @@ def pack(
     Args:
         network: any nested network; not changed.
         members, width, subgroups, minimum_channels, whole_block_starts, kernel, first, last: as in `choral.structures.Packed`.
-        axes: for parameters that belong to no layer of torch: name -> axes that are widths, where that is not plain.
         own_inputs: whether every member reads inputs of its own.
         generator: draws the weights; a new one with seed 0 by default.
 
@@ -121,9 +118,13 @@ def pack(
         held = any(t is not None for t in (*made._parameters.values(), *made._buffers.values()))
         return PackedLayer(made, members=members) if held and own_kind(made, PACKABLE) else made
 
-    _refuse_frozen(network)
+    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
+    if frozen:
+        raise ConversionError(
+            f"{', '.join(frozen)}: frozen, but packed members get weights of their own; train them too, or use batch_ensemble, masksembles or treenet."
+        )
     tree = swap(network, replace)
-    _stack_rest(tree, n, axes or {})
+    _stack_rest(tree, n)
     if subgroups > 1 and all(w.subgroups == 1 for w in n.widths):
         raise ConversionError(
             f"subgroups={subgroups} has no effect: no group has minimum_channels={minimum_channels} inputs; lower that, use subgroups=1 or a larger width."
@@ -177,36 +178,17 @@ def _block_leads(network: nn.Module) -> set[str]:
     return leads
 
 
-def _refuse_frozen(network: nn.Module) -> None:
-    frozen = [name for name, p in network.named_parameters() if not p.requires_grad]
-    if frozen:
-        raise ConversionError(
-            f"{', '.join(frozen)}: frozen, but packed members get weights of their own; train them too, or use batch_ensemble, masksembles or treenet."
-        )
+def _stack_rest(tree: nn.Module, n: Narrowing) -> None:
+    """Stack the tensors that belong to modules of other kinds; the last axis that is as long as a hidden width is one.
 
-
-def _stack_rest(tree: nn.Module, n: Narrowing, axes: Mapping[str, Sequence[int]]) -> None:
-    """Stack the tensors that belong to modules of other kinds; the last axis that is as long as a hidden width is one."""
-    used = set()
-    for prefix, module in list(tree.named_modules()):
+    Whole numbers are positions and the like: their axes count something else than units.
+    """
+    for module in list(tree.modules()):
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or n.stacked(tensor):
                 continue
-            name = f"{prefix}.{key}" if prefix else key
             shape = list(tensor.shape)
-            found = [i for i, size in enumerate(shape) if size in n.hidden and size > 1][
-                -1:
-            ]  # features are the last axis
-            if name in axes:
-                found = [i % len(shape) for i in axes[name]]
-                used.add(name)
-            elif not tensor.is_floating_point():
-                found = []  # positions and the like: their axes count something else than units
-            for i in found:
+            widths = [i for i, size in enumerate(shape) if size in n.hidden and size > 1]
+            for i in widths[-1:] if tensor.is_floating_point() else ():
                 shape[i] = n.scaled(shape[i])
             n.put(module, key, shape)
-    unknown = set(axes) - used
-    if unknown:
-        raise ConversionError(
-            f"axes names {', '.join(sorted(unknown))}, which are no parameters outside torch's layers."
-        )

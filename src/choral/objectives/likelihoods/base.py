@@ -2,7 +2,7 @@
 
 Outputs and targets come with the member axis first, (member, batch, ...); a missing last axis means one target, and nothing is ever
 broadcast. See `objectives.penalties` for what is summed and what is averaged. A likelihood of one's own is a frozen dataclass with
-`nll`, `check` and `predict`; where torch has the distribution, a subclass of `Family` needs `distribution` alone:
+`nll` and `predict`, and `outputs_each` or `check`; where torch has the distribution, a subclass of `Family` needs `distribution` alone:
 
     @dataclass(frozen=True, kw_only=True)
     class Gamma(Family):
@@ -140,7 +140,6 @@ class Likelihood(Value, ABC):
         (member, batch, position, ...) for dense outputs, whose positions are averaged.
         """
 
-    @abstractmethod
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         """Raise InputError, in words, for targets that cannot be these outputs'.
 
@@ -148,6 +147,7 @@ class Likelihood(Value, ABC):
             targets: training targets (point, ...), all of them or a few.
             outputs: shape of the network's outputs for one point.
         """
+        check_real(targets, outputs, each=self.outputs_each, what=type(self).__name__)
 
     def doubt(self, targets: Tensor) -> str:
         """Return what is legal but doubtful about training targets (point, ...): that all are the same; empty for nothing."""
@@ -180,7 +180,7 @@ class Likelihood(Value, ABC):
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as `nll` reads them: in the type and the units of training. Shapes: (..., point, ...)."""
-        return targets
+        return real(targets)
 
     def settled(self, known: Known) -> Self:
         """Return the likelihood with what it takes from the training data: a scale, an axis."""
@@ -287,8 +287,10 @@ class Loss(Likelihood):
             kept = given if given is None or isinstance(given, Function) else Function.of(given)
             object.__setattr__(self, name, kept)
 
+    def read(self, targets: Tensor) -> Tensor:
+        return targets
+
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return what the function makes of each member's points."""
         each = [self.function(o, t.clone()) for o, t in zip(outputs, targets)]  # which it may write into
         if each[0].dim() == 0:
             return torch.stack(each).unsqueeze(1).expand(-1, outputs.shape[1])
@@ -331,5 +333,4 @@ class Loss(Likelihood):
         return given
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return the outputs as they are."""
         return Outputs(outputs, self.function, self.output, learners=about.learners)

@@ -12,7 +12,7 @@ from choral.base.errors import InputError
 from choral.base.values import BELOW_ONE, NOT_NEGATIVE, Limit, Limits
 from choral.calibration import fit_temperature
 from choral.metrics.classification import nll_rows
-from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, summed
 from choral.predictions import Classification, MultiLabel, Predictive
 
 _MOST_CLASSES = 10_000  # of which those without a training point are kept
@@ -51,7 +51,6 @@ class Categorical(Likelihood):
     unseen: tuple[int, ...] = ()
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return cross-entropy for each point or position."""
         logits = outputs.flatten(0, 1)
         if logits.dim() > 2:
             logits = logits.movedim(-1 if self.axis is None else self.axis, 1)
@@ -67,25 +66,20 @@ class Categorical(Likelihood):
         return each.unflatten(0, outputs.shape[:2])
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy, which torch has in one operation."""
         if self.class_weights or outputs.dim() > 3:
             return self.nll(outputs, targets).mean()
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1), label_smoothing=self.smoothing)
 
     def smoothed(self, share: float) -> "Categorical":
-        """Return it with another smoothing."""
         return replace(self, smoothing=share)
 
     def classes(self, outputs: Tensor) -> int | None:
-        """Return the length of the axis of classes."""
         return outputs.shape[-1 if self.axis is None else self.axis]
 
     def outputs_for(self, targets: Tensor) -> int:
-        """Return one for each class."""
         return int(targets.max()) + 1
 
     def counted(self, targets: Tensor) -> Tensor | None:
-        """Return which labels are not the ignored one."""
         return None if self.ignore is None else targets != self.ignore
 
     def read(self, targets: Tensor) -> Tensor:
@@ -95,7 +89,6 @@ class Categorical(Likelihood):
         return targets.long()
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse labels that are no whole numbers, outside the classes, or of another shape than the outputs."""
         classes = outputs[self._place(targets, outputs)] if outputs else 1
         one_hot = len(outputs) == 1 and targets.dim() == 2 and targets.shape[1] > 1
         labels = targets if self.ignore is None else targets[targets != self.ignore]
@@ -171,12 +164,10 @@ class Categorical(Likelihood):
         )
 
     def understood(self) -> dict[str, str]:
-        """Say where dense classes stand and what does not count."""
         dense = {} if self.axis is None else {"classes": f"on axis {self.axis} of the outputs"}
         return super().understood() | dense | ({} if self.ignore is None else {"ignored label": str(self.ignore)})
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return class probabilities."""
         axis = -1 if self.axis is None else self.axis
         kept = {"axis": axis, "ignore": self.ignore, "unseen": self.unseen}
         return Classification(outputs, about.combine, about.names, learners=about.learners, **kept)  # type: ignore[arg-type]  # of the types of the fields
@@ -209,28 +200,20 @@ class Bernoulli(Likelihood):
     outputs_each: ClassVar[int] = 1
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return binary cross-entropy, summed over labels."""
         logits = columns(outputs)
         return summed(F.binary_cross_entropy_with_logits(logits, aligned(targets, logits), reduction="none"))
 
     def classes(self, outputs: Tensor) -> int | None:
-        """Return two for one label: no and yes."""
         return 2 if columns(outputs).shape[2] == 1 else None
 
-    def read(self, targets: Tensor) -> Tensor:
-        """Return targets as real numbers."""
-        return real(targets)
-
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse targets other than 0 and 1, and shapes that do not fit."""
         if not is_binary(targets):
             raise InputError(
                 "y holds other numbers than 0 and 1, but the likelihood is Bernoulli; give 0 or 1, or likelihood='categorical' for class numbers."
             )
-        check_real(targets, outputs, each=1, what="a Bernoulli likelihood")
+        super().check(targets, outputs)
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return the probability of each label."""
         return MultiLabel(columns(outputs), about.names, learners=about.learners)
 
 
@@ -248,11 +231,9 @@ class Ordinal(Likelihood):
     prediction: ClassVar[type[Predictive]] = Classification
 
     def classes(self, outputs: Tensor) -> int | None:
-        """Return one more than outputs."""
         return outputs.shape[-1] + 1
 
     def outputs_for(self, targets: Tensor) -> int:
-        """Return one less than classes."""
         return int(targets.max())
 
     def log_probs(self, outputs: Tensor) -> Tensor:
@@ -263,15 +244,12 @@ class Ordinal(Likelihood):
         return torch.cat([F.logsigmoid(-above[..., :1]), inner, F.logsigmoid(above[..., -1:])], -1)
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return minus the log probability of each label."""
         return -self.log_probs(outputs).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
     def read(self, targets: Tensor) -> Tensor:
-        """Return labels as whole numbers."""
         return (targets[:, 0] if targets.dim() == 2 else targets).long()
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse labels that are no whole numbers from 0 to the number of outputs."""
         classes = outputs[0] + 1 if len(outputs) == 1 else 0
         fits = targets.dim() == 1 or (targets.dim() == 2 and targets.shape[1] == 1)
         if not classes or not fits or not is_whole(targets) or int(targets.min()) < 0 or int(targets.max()) >= classes:
@@ -282,7 +260,6 @@ class Ordinal(Likelihood):
             )
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return class probabilities, the logits being their logarithms."""
         return Classification(
             self.log_probs(outputs), about.combine, about.names, ordered=True, learners=about.learners
         )

@@ -93,7 +93,6 @@ class SoftClasses(Likelihood):
     axis: int = -1
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy, and what the logarithm of the precision is off by."""
         probs = targets.narrow(self.axis, 0, outputs.shape[self.axis])
         each = -(probs * outputs.log_softmax(self.axis)).sum(self.axis)
         if self.level is None:
@@ -101,22 +100,18 @@ class SoftClasses(Likelihood):
         return each + self.weight * (outputs.logsumexp(self.axis) - targets.select(self.axis, -1)).square()
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse a network of another number of classes."""
         wanted = list(targets.shape[1:])
         wanted[self.axis] -= self.level is not None
         if list(outputs) != wanted:
             raise InputError(f"the network gives outputs of shape {outputs}, the ensemble's are {tuple(wanted)}.")
 
     def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse what are no class labels."""
         Categorical(axis=self.axis if len(outputs) > 1 else None).check(targets, outputs)
 
     def classes(self, outputs: Tensor) -> int | None:
-        """Return the length of the axis of classes."""
         return outputs.shape[self.axis]
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return class probabilities, by Dirichlets if there is a level."""
         kind, shift = (Classification, 0.0) if self.level is None else (DirichletClasses, self.level)
         return kind(outputs + shift, about.combine, about.names, axis=self.axis, learners=about.learners)
 
@@ -160,7 +155,6 @@ class SoftGaussian(Likelihood):
 
     @property
     def target(self) -> tuple[int, ...] | None:
-        """The shape of one target of the ensemble."""
         return self.shape
 
     def _parts(self, values: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -169,20 +163,16 @@ class SoftGaussian(Likelihood):
         return mean, [(log.clamp(-20, 20) + level).exp() for log, level in zip(logs, self.level)]
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the divergence, summed over targets."""
         mean, *ratios = (targets - outputs).chunk(1 + len(self.level), 2)
         return summed(0.5 * (mean.square() / sum(self._parts(targets)[1]) + sum(r.expm1() - r for r in ratios)))
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse a network with other outputs than a mean and variances for each target."""
         check_real(targets, outputs, each=1, what=f"a mean and {len(self.level)} variance(s) for each target")
 
     def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse targets of another number."""
         check_real(targets, outputs, each=1 + len(self.level), what="the distribution of the ensemble")
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return Gaussians in units of the data."""
         mean, variances = self._parts(outputs)
         mean, variances = self.scale.undo(mean), [self.scale.widen(part.sqrt()).square() for part in variances]
         if len(variances) == 1:

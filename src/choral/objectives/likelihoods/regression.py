@@ -18,7 +18,7 @@ from choral.base import devices
 from choral.base.errors import InputError
 from choral.base.text import number
 from choral.base.values import NOT_NEGATIVE, POSITIVE, Limit, Limits, Value
-from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, check_real, columns, real, summed
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, real, summed
 from choral.objectives.likelihoods.classification import is_whole
 from choral.predictions import Counts, Mixture, Predictive, QuantileRegression, Regression
 
@@ -94,14 +94,11 @@ class RealLikelihood(Likelihood, ABC):
             the likelihood says how large their noise is.
     """
 
-    described: ClassVar[str]
-
     scale: TargetScale | None = None
     standardize: bool | None = None
 
     @property
     def outputs_each(self) -> int:
-        """One, unless the class says otherwise."""
         return 1
 
     @property
@@ -113,10 +110,6 @@ class RealLikelihood(Likelihood, ABC):
         """Return targets as real numbers in units of training; whole numbers as float64, which holds them."""
         found = real(targets, torch.float64)
         return found if self.scale is None else self.scale.apply(found)
-
-    def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse shapes that do not fit."""
-        check_real(targets, outputs, each=self.outputs_each, what=self.described)
 
     def settled(self, known: Known) -> Self:
         """Return it with the scale of the training targets: of each, or of all positions of dense ones together."""
@@ -130,7 +123,6 @@ class RealLikelihood(Likelihood, ABC):
         return replace(self, scale=TargetScale.of(targets if targets.dim() == 2 else targets.reshape(-1, 1), weights))
 
     def understood(self) -> dict[str, str]:
-        """Say how targets are scaled."""
         if self.scale is None:
             return super().understood() | {"targets": "in their own units"}
         mean, std = (", ".join(map(number, vs[:4])) for vs in (self.scale.mean, self.scale.std))
@@ -155,7 +147,6 @@ class GaussianLikelihood(RealLikelihood, ABC):
         return "their mean" if bool((errors >= _NO_BETTER * spread).all()) else ""
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return the mixture of the members' Gaussians."""
         means, variances = self.moments(outputs)
         if self.scale is not None:
             means, variances = self.scale.undo(means), self.scale.widen(variances.sqrt()).square()
@@ -172,7 +163,6 @@ class FixedGaussian(GaussianLikelihood):
             standardized units; the noise is then estimated after training (`estimated`).
     """
 
-    described: ClassVar[str] = "a Gaussian of fixed variance"
     limits: ClassVar[Limits] = {"precision": POSITIVE}
 
     precision: float | tuple[float, ...] | None = None
@@ -184,36 +174,35 @@ class FixedGaussian(GaussianLikelihood):
 
     @property
     def noise_std(self) -> float | None:
-        """The inverse square root of the precision, if it is one number."""
-        return float(self.precision**-0.5) if isinstance(self.precision, float | int) else None
+        return None if self.precision is None or len(self._each) > 1 else float(self._each[0] ** -0.5)
+
+    @property
+    def _each(self) -> tuple[float, ...]:
+        """The precision of each target, or of all."""
+        return self.precision if isinstance(self.precision, tuple) else (self.precision or 1.0,)
 
     def _precision(self, means: Tensor) -> Tensor:
         """Return the precision of each target, shaped to multiply means (member, batch, target, ...)."""
-        given = self.precision if isinstance(self.precision, tuple) else (self.precision or 1.0,)
-        return devices.constant(given, means.dtype, means.device).reshape(-1, *[1] * (means.dim() - 3))
+        return devices.constant(self._each, means.dtype, means.device).reshape(-1, *[1] * (means.dim() - 3))
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the Gaussian negative log likelihood, constants included."""
         means = columns(outputs)
         squares, precision = (means - aligned(targets, means)).square(), self._precision(means)
         return summed(0.5 * (precision * squares - precision.log()) + _HALF_LOG_TWO_PI)
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean over points, constants included, from the mean square."""
-        if isinstance(self.precision, tuple):
+        if len(self._each) > 1:
             return self.nll(outputs, targets).mean()
-        means, precision = columns(outputs), self.precision or 1.0
+        means, precision = columns(outputs), self._each[0]
         square = (means - aligned(targets, means)).square().mean()
         return means.shape[2] * (0.5 * precision * square + (_HALF_LOG_TWO_PI - 0.5 * math.log(precision)))
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs as means, and the fixed variance."""
         means = columns(outputs)
         return means, torch.ones_like(means) / self._precision(means)
 
     @property
     def estimates(self) -> bool:
-        """Whether the noise is estimated: where no precision is given."""
         return self.precision is None
 
     def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
@@ -241,7 +230,6 @@ class FixedGaussian(GaussianLikelihood):
         return replace(self, precision=found[0] if len(found) == 1 else found)
 
     def understood(self) -> dict[str, str]:
-        """Say how targets are scaled and where the noise comes from."""
         if self.precision is None:
             return super().understood() | {"noise": "to be estimated on residuals"}
         stds = torch.tensor(self.precision).view(-1).rsqrt()
@@ -260,19 +248,16 @@ class LearnedGaussian(GaussianLikelihood):
     """
 
     outputs_each: ClassVar[int] = 2
-    described: ClassVar[str] = "a Gaussian of learned variance"
     limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
 
     floor: float = 1e-6
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the Gaussian negative log likelihood, constants included."""
         mean, variance = self.moments(outputs)
         squares = (mean - aligned(targets, mean)).square()
         return summed(0.5 * (squares / variance + variance.log() + 2 * _HALF_LOG_TWO_PI))
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and variances."""
         return _and_positive(outputs, self.floor)
 
 
@@ -287,7 +272,6 @@ class Quantiles(RealLikelihood):
     """
 
     prediction: ClassVar[type[Predictive]] = QuantileRegression
-    described: ClassVar[str] = "a likelihood of quantiles"
 
     levels: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -300,7 +284,6 @@ class Quantiles(RealLikelihood):
 
     @property
     def outputs_each(self) -> int:
-        """One for each level."""
         return len(self.levels)
 
     def _by_level(self, outputs: Tensor) -> Tensor:
@@ -314,7 +297,6 @@ class Quantiles(RealLikelihood):
         return torch.maximum(shares * errors, (shares - 1) * errors).mean(-1).sum(-1)
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return the quantiles in order, in units of the data."""
         found = self._by_level(outputs).sort(-1).values
         if self.scale is not None:
             found = self.scale.undo(found.transpose(-1, -2)).transpose(-1, -2)
@@ -335,7 +317,6 @@ class _OfDistribution(Likelihood, ABC):
         """Return the distribution of the targets in units of training: outputs (member, batch, output) -> (member, batch, target)."""
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return minus the log density or probability, summed over targets."""
         found = self.distribution(columns(outputs))
         return -summed(found.log_prob(aligned(targets, found.mean)))
 
@@ -349,10 +330,8 @@ class Family(_OfDistribution, RealLikelihood):
 
     prediction: ClassVar[type[Predictive]] = Mixture
     outputs_each: ClassVar[int] = 2
-    described: ClassVar[str] = "this likelihood"
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return the mixture of the members' distributions."""
         scale = (self.scale.mean, self.scale.std) if self.scale is not None else None
         return Mixture(columns(outputs), self.distribution, scale, learners=about.learners)
 
@@ -368,14 +347,12 @@ class StudentT(Family):
         floor: smallest scale, in units of training.
     """
 
-    described: ClassVar[str] = "a Student t"
     limits: ClassVar[Limits] = {"df": Limit(lambda df: 2 < df < math.inf, "a number above 2"), "floor": NOT_NEGATIVE}
 
     df: float = 4.0
     floor: float = 1e-3
 
     def distribution(self, outputs: Tensor) -> Distribution:
-        """Return Student's t."""
         return TorchStudentT(self.df, *_and_positive(outputs, self.floor), validate_args=False)
 
 
@@ -387,13 +364,11 @@ class Laplace(Family):
         floor: smallest scale, in units of training.
     """
 
-    described: ClassVar[str] = "a Laplace"
     limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
 
     floor: float = 1e-3
 
     def distribution(self, outputs: Tensor) -> Distribution:
-        """Return Laplace's distribution."""
         return TorchLaplace(*_and_positive(outputs, self.floor), validate_args=False)
 
 
@@ -407,22 +382,16 @@ class CountLikelihood(_OfDistribution):
 
     prediction: ClassVar[type[Predictive]] = Counts
     outputs_each: ClassVar[int] = 1
-    described: ClassVar[str]
     limits: ClassVar[Limits] = {"base": POSITIVE}
 
     base: float | None = None
 
-    def read(self, targets: Tensor) -> Tensor:
-        """Return counts as real numbers."""
-        return real(targets)
-
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Refuse numbers that are no counts, and shapes that do not fit."""
         if not is_whole(targets) or float(targets.min()) < 0:
             raise InputError(
-                f"y from {float(targets.min()):g} to {float(targets.max()):g} is not all counts, but {self.described} is of counts; give a Gaussian likelihood."
+                f"y from {float(targets.min()):g} to {float(targets.max()):g} is not all counts, but {type(self).__name__} is of counts; give a Gaussian likelihood."
             )
-        check_real(targets, outputs, each=self.outputs_each, what=self.described)
+        super().check(targets, outputs)
 
     def settled(self, known: Known) -> Self:
         """Return it with the mean of the training counts as its base."""
@@ -433,11 +402,9 @@ class CountLikelihood(_OfDistribution):
         return replace(self, base=float(mean) or 1.0)
 
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return the mixture of the members' distributions."""
         return Counts(columns(outputs), self.distribution, learners=about.learners)
 
     def understood(self) -> dict[str, str]:
-        """Say what outputs are relative to."""
         return super().understood() | {"targets": f"counts, relative to their mean of {self.base or 1.0:.4g}"}
 
 
@@ -445,10 +412,7 @@ class CountLikelihood(_OfDistribution):
 class Poisson(CountLikelihood):
     """Counts whose variance is their mean; outputs are log(mean / base)."""
 
-    described: ClassVar[str] = "a Poisson"
-
     def distribution(self, outputs: Tensor) -> Distribution:
-        """Return the Poisson distribution."""
         return TorchPoisson((self.base or 1.0) * outputs.exp(), validate_args=False)
 
 
@@ -463,12 +427,10 @@ class NegativeBinomial(CountLikelihood):
     """
 
     outputs_each: ClassVar[int] = 2
-    described: ClassVar[str] = "a negative binomial"
 
     floor: float = 1e-3
 
     def distribution(self, outputs: Tensor) -> Distribution:
-        """Return the negative binomial distribution."""
         place, size = _and_positive(outputs, self.floor)
         logits = place + math.log(self.base or 1.0) - torch.log(size)
         return TorchNegativeBinomial(size, logits=logits, validate_args=False)
