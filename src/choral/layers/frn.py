@@ -44,8 +44,7 @@ class FilterResponseNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight, bias, tau = (p.view(-1, 1, 1) for p in (self.weight, self.bias, self.tau))
         scale = weight * torch.rsqrt(x.square().mean((-2, -1), keepdim=True) + self.eps)
-        # the maximum with tau, in 0.6 of the time of torch.maximum
-        return torch.addcmul(bias - tau, x, scale).relu() + tau
+        return (x * scale + bias - tau).relu() + tau  # the maximum with tau, in 0.7 of the time of torch.maximum
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
