@@ -92,6 +92,7 @@ def test_importance_is_shown_kept_and_drawn(tmp_path):
     assert "nll worse by" in text
     assert "average_precision" in text
     page = _page(tmp_path / "run", tmp_path / "page")
+    assert "test rows of t.csv" in page
     assert '<section id="importance">' in page
     assert '<section id="classes">' in page
 

@@ -52,7 +52,7 @@ def evaluate(
             loaded.outputs(other[:1])  # says what is wrong with them before anything is measured
     strange: dict[str, Any] = {"ood": other, "ood_name": f"the inputs of {ood}"}
     trial = evaluation.make_trial(x, y, **strange, corruptions=corruptions or (), image_shape=shape)
-    found = evaluation.judge(loaded, trial)
+    found = evaluation.judge(loaded, trial) | {"data": Path(data).name}
     found |= {"importance": columns.importance(loaded, x, y)} if importance else {}
     if keep:
         evaluation.keep(ensemble, loaded, found, trial)
