@@ -131,7 +131,9 @@ def _of_runs(runs: dict[str, list[Path]]) -> dict[str, Any]:
     for name, (folder,) in runs.items():
         own, plan, found = _read(folder / "results.json") or {}, _plan(folder), _evaluation(folder)
         counted = own.get("counted", {})
-        row = {"method": name} | {n: plan["describe"].get(n) for n in ("members", "epochs")}
+        planned = plan["describe"]
+        row = {"method": name, "members": planned.get("members")}
+        row["epochs"] = counted.get("epochs", planned.get("epochs"))  # training may have stopped early
         row |= {n: own.get(n) for n in ("parameters", "predict_flops")} | {n: counted.get(n) for n in _COSTS}
         evaluations |= {} if found is None else {name: found}
         rows.append(row | (flat(found) if found else {}) | {"method": name})
