@@ -298,11 +298,11 @@ def _layers() -> Iterator[Row]:
         {"layer": NETWORK, "members": COUNT, "scale": (0, "a", NAN)},
     )
     yield layers.PackedLayer, {"layer": linear, "members": 2}, {"layer": NETWORK, "members": COUNT}
-    yield layers.FilterResponseNorm, {"channels": 4}, {"channels": COUNT, "eps": (-1, "a")}
+    yield layers.FilterResponseNorm, {"channels": 4}, {"channels": ("a",), "eps": ("a",)}
     yield (
         layers.GroupedLinear,
         {"in_features": 4, "out_features": 4, "groups": 2},
-        {"groups": (3, *COUNT), "in_features": COUNT},
+        {"groups": (3, *COUNT[1:]), "in_features": COUNT[2:]},
     )
     yield (
         layers.overlapping_masks,

@@ -95,7 +95,7 @@ def _variants() -> Iterator[Row]:
         {
             "branches": COUNT,
             "variants": (3, [{"rate": 0.5}], [{"raet": 1.0}, {"raet": 2.0}], [{"rate": "a"}, {"rate": 1.0}], [{"rate": NAN}] * 2, [{"rate": -1.0}] * 2,
-                         [{"dropout": 1.0}] * 2, [{"rate": 1.0}, {"dropout": 0.1}], ["rate", "rate"], [None, None], [{3: 1.0}] * 2),
+                         [{"dropout": 1.0}] * 2, [{"rate": 1.0}, {"dropout": 0.1}], ["rate", "rate"], [{3: 1.0}] * 2),
             "sample": (3, "auto", {"rate": plan.Uniform(0.1, 1.0)}, plan.Space(raet=plan.Uniform(0.1, 1.0)), plan.Space(rate=plan.Uniform(-2.0, -1.0))),
             "select": (3, "best", {"picks": 3}),
         },

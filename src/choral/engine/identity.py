@@ -135,7 +135,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         return [*_of_recipes(old, new), *_in_words(old["seed"], new["seed"], "seed")]
     networks = list(changes(old["network"], new["network"]))
     if any(old.get(name) != new.get(name) for name in _HOLDING):  # so that other rows are trained on
-        return [line for name in _HOLDING for line in _in_words(old.get(name), new.get(name), name)]
+        lines = [line for name in (*_HOLDING, "stop") for line in _in_words(old.get(name), new.get(name), name)]
+        return [*lines, "the training rows were changed"]
     if old.get("data") != new.get("data"):  # which may well be why networks differ
         lines = [_SENTENCES["data"], *_of_recipes(old, new), *networks[:1]]
     else:
@@ -148,7 +149,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-_HOLDING = ("validation", "folds", "stop")
+_HOLDING = ("validation", "folds")
 """What decides which rows are held out, as `fit` takes it."""
 _SENTENCES = {
     "data": "the training data was changed",

@@ -81,6 +81,16 @@ class Findings:
     lends: bool = True  # whether the network, or a transform, may draw by functions of torch that are not caught
 
 
+def _hiding(network: nn.Module) -> str:
+    """Return where a network keeps layers that torch does not see, in words."""
+    for module in network.modules():
+        for name, value in vars(module).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if not name.startswith("_") and any(isinstance(m, nn.Module) for m in held):
+                return f"self.{name} of {type(module).__name__}"
+    return "another object"
+
+
 def inspect_plain(
     build: Build | nn.Module,
     source: Source,
@@ -127,7 +137,7 @@ def inspect_plain(
     used = parameters_of(outputs)
     if any(isinstance(p, nn.Parameter) and id(p) not in names for p in used):
         raise InputError(
-            "build: forward uses layers in a list, a dict or another object, where torch does not see them, so they would not be trained, copied or "
+            f"build: forward uses layers that are kept in {_hiding(network)}, where torch does not see them, so they would not be trained, copied or "
             "saved; keep them in an nn.ModuleList or nn.ModuleDict."
         )
     made = tuple(calls.of(outputs)) if outputs.requires_grad else ()
@@ -457,9 +467,8 @@ def lost_weights(blueprint: Blueprint, recipe: Recipe) -> str:
     if not loaded and not ((redrawn or resized) and blueprint.has_learned):
         return ""
     advice = (
-        "use a method that keeps whole layers, such as batch_ensemble"
+        ", since members have layers of other sizes; use a method that keeps whole layers, such as batch_ensemble"
         if resized
-        else "use pretrained=True or parent_epochs=0"
+        else "; use pretrained=True or parent_epochs=0, where there is one, or give a function that builds the network"
     )
-    said = f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew"
-    return f"{said}; {advice}, where there is one, or give a function that builds the network."
+    return f"the network handed over has weights of its own, but '{recipe.name}' draws its weights anew{advice}."

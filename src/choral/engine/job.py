@@ -1,7 +1,7 @@
 """Job: all that a run needs, understood and checked before anything is trained, and the executor and threads that it gets.
 
 'sequential' trains branches one by one and keeps one network in memory; 'vectorized' trains equal-shaped branches stacked. Sizes and
-layers alone decide, so that equal calls give equal members. On a processor 'auto' stacks networks of fewer than 280,000 parameters without
+layers alone decide, so that equal calls give equal members. On a processor 'auto' stacks networks of fewer than 200,000 parameters without
 convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80 of the time, of 2 x 512 1.3 times, LeNet-S 1.5 to 1.9 times.
 """
 
@@ -190,7 +190,7 @@ def call_of(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call
 
 WIDEST = 512  # branches stacked at once, at most
 _BYTES = 2 << 30  # of stacked parameters, gradients and optimizer memory
-STACKED = 280_000  # parameters of a network below which calls, not arithmetic, take the time of a step on a processor
+STACKED = 200_000  # parameters of a network below which calls, not arithmetic, take the time of a step on a processor
 _UNSTACKED = "executor='vectorized' cannot train this network"
 _OFF, _ROUNDING = 0.02, 1e-3  # of a gradient, and of the largest one, that rounding may change
 

@@ -544,7 +544,9 @@ def _words(cells: Cells, rows: int, unique: bool) -> Column:
     if long and different > max(_MANY, 0.5 * rows):
         return LeftOutColumn(name=cells.name, reason=f"free text: {different:,} different values of several words")
     if unique or (rows >= _MANY and is_id(cells.name) and different > 0.9 * rows):
-        return LeftOutColumn(name=cells.name, reason=f"an id: {different:,} different values in {rows:,} rows", beside=True)
+        return LeftOutColumn(
+            name=cells.name, reason=f"an id: {different:,} different values in {rows:,} rows", beside=True
+        )
     return CategoryColumn.learn(cells)
 
 

@@ -135,7 +135,7 @@ def packed(layers: Sequence[nn.Module]) -> PackedLayer:
     >>> layer(torch.ones(4 * 5, 3)).shape, layer.weight.shape
     (torch.Size([20, 2]), torch.Size([4, 2, 3]))
     """
-    if len({repr(layer) for layer in layers}) != 1:
+    if len({repr(layer) for layer in layers}) != 1 or not isinstance(layers[0], nn.Module):
         raise InputError(f"packed takes one layer or more, all of the same sizes; it was given {list(layers)[:4]}.")
     first = copy.deepcopy(layers[0])
     for name, tensor in {**first._parameters, **first._buffers}.items():
