@@ -40,7 +40,6 @@ ROWS, TARGETS = torch.randn(40, 4, generator=G), torch.randn(40, generator=G)
 TABLE = Table(
     target="price",
     columns=tuple(NumberColumn(name=f"c{i}", scale=Scale(mean=0.5 * i, std=1.0 + i)) for i in range(4)),
-    scale=Scale(mean=200_000.0, std=30_000.0),
 )
 
 
