@@ -68,7 +68,7 @@ BUDGETS = {
     "plan": 3054,
     "recipes": 2361,
     "data": 1741,
-    "tables": 2450,
+    "tables": 2467,
     "engine": 5411,
     "cluster": 947,
     "deploy": 1339,  # 575 are the server

@@ -486,3 +486,21 @@ def test_hostile_content_is_refused(name: str) -> None:
         of_kind(Table, content, "a file")
     with pytest.raises((InputError, RunError)):
         of_kind(Table, {"kind": "Table", "unit": 3}, "a file")
+
+
+@pytest.mark.parametrize(
+    ("cells", "lines"),
+    [
+        (["3,141", "2,718", "9,999"], "lines 2, 3, 4"),  # nothing tells thousands from decimals
+        (["3.142", "2.718", "51,257", "1.5"], "line 4"),
+    ],
+)
+def test_a_comma_that_may_be_a_decimal_one_is_named(cells: list[str], lines: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"{lines}, which is read with its separator between thousands, but may be"):
+        table_of(cells, tmp_path)
+
+
+def test_a_target_with_such_commas_is_named_too(tmp_path: Path) -> None:
+    pd.DataFrame({"c": [1.5, 2.25, 3], "y": ["3,141", "2,718", "9,999"]}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.warns(UserWarning, match="column 'y' holds '3,141' in lines 2, 3, 4,"):
+        learn_table(read_table(tmp_path / "t.csv"), "y", task="regression", path="t.csv")

@@ -229,6 +229,7 @@ class NumberColumn(_Scaled):
 
     def _values(self, cells: Cells, path: str) -> np.ndarray:
         values = cells.numbers(self.unit)
+        cells.say_doubt(path)
         wild = np.abs(values) > LARGEST
         if wild.any():
             raise InputError(

@@ -23,6 +23,7 @@ ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".xlsx")
 MOSTLY = 0.9  # of the cells with a value that must be numbers, or dates, for the column to be one
 _NOTES = "choral"  # key of `DataFrame.attrs`: line of the first row; whether most decimals of the file follow a comma, None if none can
 _MARKS = {",": "a comma", ";": "';'", "\t": "a tab", "|": "'|'"}
+_THOUSANDS = (r"^\D*\d{1,3},\d{3}\D*$", r"\d,\d{3}[.,]\d", r"^\D*\d*\.\d")  # perhaps, surely, and decimals
 _ERRORS = ["#DIV/0!", "#REF!", "#VALUE!", "#NAME?", "#NUM!", "#NULL!", "#N/A"]  # of spreadsheets
 _EMPTY = ["", "?", "na", "NA", "n/a", "N/A", "n.a.", "N.A.", "nan", "NaN", "null", "NULL", "Null", "<NA>", *_ERRORS]
 _BLANK = {*(word.lower() for word in _EMPTY), "none", "-", "--", ".", "missing", "unknown"}
@@ -298,6 +299,20 @@ class Cells:
         commas = _parsed([str(word).translate(str.maketrans(",.", ".,")) for word in self.words])
         read, other = (int(self.counts[np.isfinite(values)].sum()) for values, _ in (points, commas))
         return commas if other > read or (other == read and self._comma) else points
+
+    def say_doubt(self, path: str) -> None:
+        """Warn of numbers such as 3,141, read as 3141, if all are such or others are like 3.14; 1,234.5 or a currency leaves no doubt."""
+        if self._is_typed or self._comma:
+            return
+        values, units = self._parsed
+        known = np.isfinite(values) & (self.counts > 0)
+        odd, sure, point = (known & [bool(re.search(form, str(w))) for w in self.words] for form in _THOUSANDS)
+        if odd.any() and (point.any() or odd[known].all()) and not sure.any() and not any(map(is_money, units[known])):
+            cells = self.spread(odd, False).astype(bool)
+            warn(
+                f"{path}: column '{short(self.name)}' holds {short(self.first(cells))!r} in {self.lines(cells)}, which is read with its separator "
+                "between thousands, but may be a decimal; write decimals as 3.141."
+            )
 
     @cached_property
     def commonest_unit(self) -> str:

@@ -253,6 +253,7 @@ def guess_task(cells: Cells) -> tuple[Kind, str]:
 
 def _target_numbers(cells: Cells, unit: str, path: str) -> np.ndarray:
     values = cells.numbers(unit)
+    cells.say_doubt(path)
     bad = ~(np.abs(values) <= LARGEST)
     if bad.any():
         raise InputError(
