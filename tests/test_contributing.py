@@ -31,7 +31,7 @@ def shaken(tmp_path, monkeypatch):
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "choral.recipes.shaken", module)
-    monkeypatch.setattr(values, "_KINDS", dict(values._KINDS))
+    monkeypatch.setattr(values, "KINDS", dict(values.KINDS))
     spec.loader.exec_module(module)
     line = re.search(r'`"shaken": (Method\(shaken, "\w+"\))`', TEXT)
     assert line is not None

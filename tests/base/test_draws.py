@@ -146,7 +146,7 @@ def test_members_of_a_joint_network_draw_apart_and_the_same_in_every_way():
     def numbers(key, index):
         with draws.keyed(key, 4):
             draws.uniform((1,), like=like)
-            members = draws.branch()
+            members = draws.Branch()
             with members.member(index):
                 return draws.uniform((500,), like=like)
 
@@ -163,7 +163,7 @@ def test_members_of_a_joint_network_draw_apart_and_the_same_in_every_way():
 
 def test_members_count_what_is_caught_for_the_outer_stream_and_two_branches_differ():
     with draws.keyed(3) as stream:
-        first, second = draws.branch(), draws.branch()
+        first, second = draws.Branch(), draws.Branch()
         found = []
         for streams in (first, second):
             with streams.member(0):

@@ -65,7 +65,7 @@ def test_rows_of_a_part_draw_what_they_draw_in_the_whole_batch(rows_at, key):
 
 def test_members_folded_into_the_batch_draw_by_row():
     def drawn(count, part):
-        with draws.keyed(3, part=part), draws.folded(2):
+        with draws.keyed(3, part=part), draws.under(folded=2):
             return draws.dropout(torch.ones(2 * count, 5), 0.5).view(2, count, 5)
 
     parts = [drawn(3, draws.Part(0, 3, 8)), drawn(5, draws.Part(3, 5, 8))]

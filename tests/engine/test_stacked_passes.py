@@ -107,7 +107,7 @@ def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:
         def some(step: int | Tensor, key: int | Tensor = key) -> Tensor:
             with draws.keyed(key, step):
                 first = draws.uniform((5,), like=like)
-                with draws.branch().member(2):
+                with draws.Branch().member(2):
                     inside = draws.normal((5,), like=like)
                 return torch.stack((first, inside, F.dropout(torch.ones(5), 0.5)))
 

@@ -84,11 +84,6 @@ def chunks(batch: Batch, size: int) -> Sequence[Batch]:
     return [part(batch, slice(start, start + size)) for start in range(0, max(rows(batch), 1), size)]
 
 
-def merged(function: Callable[[list[Tensor]], Tensor], batches: Sequence[Batch]) -> Batch:
-    """Return one batch, each of whose leaves is made of the leaves at that place in several batches of equal structure."""
-    return filled(batches[0], [function(list(same)) for same in zip(*map(leaves, batches))])
-
-
 def filled(batch: Batch, parts: Iterable[Tensor]) -> Batch:
     """Return a batch of the same structure with these leaves."""
     given = iter(parts)
@@ -127,7 +122,7 @@ def in_words(batch: Batch) -> str:
 
 
 def gathered(value: Any, leaf: Callable[[Any, str], Any], name: str = "x") -> Any:
-    """Return what a user gave as a batch: mappings and tuples, and lists of arrays, are trees; `leaf` makes a tensor of an array and its name."""
+    """Return what a user gave as a batch; `leaf` makes a tensor of an array and its name. Mappings, tuples and lists of arrays are trees."""
     if isinstance(value, Mapping):
         found: Any = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
     elif isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):

@@ -1,11 +1,7 @@
 """Random draws inside a forward pass, by counting instead of by state.
 
-A draw is a hash of (key, step, site, element): the n-th random call of a forward pass is site n. So it needs no generator state and is
-the same under every executor and `vmap`, after a resume and on every device. Within a `keyed` block the functions here follow its key,
-and so do the random functions of torch; outside of one they use torch's generator. Draws for each row of a batch name the axis of the
-batch (`rows`), so that a part of a batch (`Part`) draws what it would draw in the whole one.
-
-The running stream and all else that a forward pass is told from outside (`Circumstances`) is one context variable.
+A draw is a hash of (key, step, site, element): the n-th random call of a forward pass is site n, the same under every executor, after a
+resume and on every device. Within a `keyed` block the functions here and those of torch follow its key; outside they use torch's generator.
 """
 
 import inspect
@@ -218,20 +214,15 @@ def _bits(shape: Sequence[int], device: torch.device, stream: Stream, rows: int 
     if part is None:
         return _hashed(n, first, second, device).view(tuple(shape))
     blocks = math.prod(shape[:rows]) * (now().folded if rows == 0 else 1)
-    if n % (blocks * part.rows):
+    each, left = divmod(n, blocks * part.rows)
+    if left:
         raise InputError(
             f"the network draws numbers of shape {tuple(shape)} for {part.rows} rows of a batch of {part.of}, and their first axis is "
             "not the batch; put it first, or train without data_parallel and accumulate."
         )
-    each = n // (blocks * part.rows)
     starts = [(block * part.of + part.start) * each for block in range(blocks)]  # counted in the whole batch
     found = [_hashed(part.rows * each, first + _signed(s * _GOLDEN), second, device) for s in starts]
     return torch.cat(found).view(tuple(shape))
-
-
-def folded(members: int, rows: int = 1) -> AbstractContextManager[None]:
-    """Say that members, of so many rows each, lie one after the other on the batch axis of what the block computes."""
-    return under(folded=members, rows=rows)
 
 
 def uniform(shape: Sequence[int], *, like: Tensor, rows: int | None = None) -> Tensor:
@@ -306,7 +297,7 @@ def dropout(x: Tensor, rate: float | Rate, *, rows: int | None = 0, shape: Seque
 
 
 def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Return a value drawn from a tensor and the running stream alone, or the one drawn here from it in an earlier call, where those are kept."""
+    """Return a value drawn from a tensor and the running stream alone, which is kept from call to call where the circumstances keep values."""
     stream, kept = now().stream, now().kept
     if stream is None:
         return make()
@@ -345,13 +336,10 @@ def repeated(key: int) -> AbstractContextManager[None]:
 
 
 class Branch:
-    """Streams for the members of a joint network, so that each member draws numbers of its own.
-
-    A member's draws depend on the running key, step and its index alone: not on how many members there are, nor on
-    whether they run one after the other or together under vmap. Outside of a `keyed` block it changes nothing.
+    """Streams for the members of a joint network; a member's draws depend on the running key, step and its index alone.
 
     >>> with keyed(7):
-    ...     members = branch()
+    ...     members = Branch()
     ...     with members.member(0):
     ...         a = uniform((3,), like=torch.zeros(()))
     ...     with members.member(1):
@@ -371,9 +359,6 @@ class Branch:
         low, high = self._words
         key = _mix(low + _times(index, 0x9E3779B1)), _mix(high ^ _times(index, 0x85EBCA77))
         return _inner(key, self._outer, outer=self._outer)
-
-
-branch = Branch
 
 
 def common() -> AbstractContextManager[None]:
@@ -514,9 +499,8 @@ def keyed(
 
     Args:
         key: an integer key, or the int32 words of one (`words`), which may be batched by vmap.
-        step: any integer; another step gives other draws. An int32 scalar may be mapped by vmap.
-        catch: also redirect torch's own random functions; leave out when the network is known to have none,
-            since catching costs a few microseconds for each torch call.
+        step: any integer, or an int32 scalar that vmap may map.
+        catch: also redirect torch's own random functions, which costs a few microseconds for each torch call.
         part: which rows of a batch the block is given; None for all.
         kept: drawn weights of earlier calls, if there are any.
         dropout: what dropout layers drop instead of what they say themselves.

@@ -1,7 +1,4 @@
-"""The errors choral raises: one base, a few precise kinds, each also a built-in kind of error.
-
-A message says where, what was received, what is accepted and what to do, in one sentence or two.
-"""
+"""The errors choral raises: one base, a few precise kinds, each also a built-in kind of error."""
 
 import difflib
 import sys
@@ -94,42 +91,26 @@ _ARGUMENTS = {
     ("members=5", _RECIPE): "members n_estimators num_estimators n_members num_members n_models",
     ("epochs=60", _RECIPE): "epochs n_epochs num_epochs max_epochs max_iter",
     ("patience=16", _STOPPING): "patience",
-    ("monitor='nll'", _STOPPING): "monitor metric",
     ("threads=2", _COMPUTE): "threads n_jobs num_threads",
     ("device='cuda'", _COMPUTE): "gpu gpus accelerator",
     ("time_limit=60", _COMPUTE): "time_limit timeout",
     ("recipe='packed'", _WRITE): "method methods",
     ("likelihood='categorical' or 'gaussian', where y does not tell", _WRITE): "task",
-    (
-        "validation=0.2, or validation=(x, y)",
-        _WRITE,
-    ): "val x_val X_val validation_data validation_split val_split eval_set",
+    ("validation=0.2, or validation=(x, y)", _WRITE): "validation_data validation_split val_split eval_set",
     ("cv=5", _WRITE): "folds n_folds n_splits kfold",
-    ("cv=(5, groups)", _WRITE): "groups",
     ("seed=0", _WRITE): "random_state",
-    ("seed=(0, 1, 2)", _WRITE): "seeds n_seeds",
     ("progress=True or progress=False", _WRITE): "verbose verbosity",
     ("run_dir='runs/first', or ensemble.save(path) afterwards", _WRITE): "save save_dir save_path output_dir log_dir",
-    ("on_existing='overwrite', which removes a run in run_dir", _WRITE): "overwrite",
-    ("on_existing='extend'", _WRITE): "extend",
     ("the same call again with the same run_dir to resume", _WRITE): "resume resume_from",
-    ("ensemble.evaluate(x, y) for the scores", _WRITE): "metrics metric_fn",
-    ("data=DataLoader(..., num_workers=2)", _WRITE): "num_workers",
-    (
-        "likelihood='categorical', 'gaussian', ..., or choral.objectives.Loss(function)",
-        _WRITE,
-    ): "loss loss_fn criterion",
-    ("likelihood=choral.objectives.LearnedGaussian(standardize=False)", _WRITE): "standardize",
-} | {
-    (f"{n}=...", _COMPUTE): n
-    for n in ("precision", "executor", "accumulate", "data_parallel", "cluster", "checkpoint_seconds")
-}
+    ("likelihood='gaussian', or choral.objectives.Loss(function)", _WRITE): "loss loss_fn criterion",
+} | {(f"{name}=...", _COMPUTE): name for name in ("precision", "executor", "data_parallel", "cluster")}
 HINTS = {name: hint for hint, names in _ARGUMENTS.items() for name in names.split()}
 """What to write instead of arguments that people try, and where."""
-_CALLS = {
+CALLS = {
     "fit": "give x and y as a pair: fit(build, (x, y), recipe)",
     "compare": "give all rows as one tuple: compare(build, (x, y, x_test, y_test), methods)",
 }
+"""How functions are called that people call otherwise."""
 ATTRIBUTES = {
     name: hint
     for hint, names in {
@@ -146,7 +127,7 @@ ATTRIBUTES = {
         "p.epistemic_std, or p.mutual_information of classes": "epistemic model_uncertainty",
         "p.aleatoric_std, or p.expected_entropy of classes": "aleatoric data_uncertainty",
         "p.mean, or p.probs of classes; ensemble.outputs(x) has the logits": "predictions logits outputs",
-        "choral.fit(..., callbacks=events.append), and choral.plots.training_curves(events)": "history losses log",
+        "choral.fit(..., callbacks=events.append)": "history losses log",
         "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax",
     }.items()
     for name in names.split()
@@ -172,11 +153,6 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
     if keyword == "epochs" and "budget" in names and "epochs" not in names:
         write, where = "budget=60, the total of each method in epochs of one network", _WRITE
     return f"{function} has no argument {name!r}; {(_WRITE if keyword in names else where).format(write)}."
-
-
-def wrong_call(function: str, error: TypeError, known: Iterable[str]) -> str:
-    """Return a sentence about arguments that are missing or too many."""
-    return f"{function}: {error}; {_CALLS.get(function, 'it takes ' + ', '.join(known))}."
 
 
 def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:

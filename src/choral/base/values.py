@@ -1,12 +1,7 @@
-"""Values: frozen, comparable, printable descriptions that turn into plain dicts and back; and checks of arguments by annotation and by name.
+"""Values: frozen, comparable descriptions that turn into plain dicts and back; and checks of arguments by annotation and by name.
 
-Everything a recipe is made of is a frozen dataclass that inherits from `Value`. The name of its class is its kind; only kinds
-defined in Python code can be read back, so a file never decides what code is imported. Functions of the user's are values too, known by
-a portrait, a digest of what they hold and do.
-
-Values are checked by their annotations and limits when they are made. `typed` checks the arguments of a function by their annotations and
-makes tensors of arrays; `guarded` checks plain annotations alone (numbers, words and tuples of them) and puts torch into its plain state,
-since an autocast, no_grad or default device of the caller's would change what is trained. `RULES` holds what an annotation cannot say.
+The class of a value is its kind; only kinds that Python code defines can be read back, so a file never decides what code is imported.
+Values are checked by their annotations and limits, arguments of functions by their annotations and by `RULES`.
 """
 
 import functools
@@ -44,7 +39,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from choral.base.batches import tensor_of
-from choral.base.errors import InputError, RunError, did_you_mean, unknown_argument, wrong_call
+from choral.base.errors import CALLS, InputError, RunError, did_you_mean, unknown_argument
+from choral.base.text import short
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +52,7 @@ _GENERIC: dict[Any, Any] = {dict: Mapping, list: Sequence}  # what annotations o
 
 
 def is_whole(value: Any, least: float = -math.inf) -> bool:
-    """Return whether a value is a whole number, of Python or numpy, and large enough."""
+    """Return whether a value is a whole number that is large enough."""
     return fits(value, int) and bool(value >= least)
 
 
@@ -95,7 +91,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
-    """Let a function answer wrong arguments in one sentence before it begins, and take arrays for tensors; `accepts` says which annotations count."""
+    """Let a function refuse wrong arguments before it begins, and take arrays for tensors; `accepts` says which annotations count."""
     signature, hints = inspect.signature(function), _annotations(function, accepts)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     arrays = {n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)}
@@ -115,7 +111,7 @@ def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function answer wrong numbers and words in one sentence before it begins, and run the same in any surroundings."""
+    """Let a function refuse wrong numbers and words before it begins, and compute the same under the caller's autocast or no_grad."""
     checked = typed(function, is_plain)
 
     @functools.wraps(function)
@@ -152,7 +148,8 @@ def bound(
         names = [n for n, p in signature.parameters.items() if n != "self" and p.kind not in _OPEN]
         for unknown in [n for n in kwargs if n not in names]:
             raise InputError(unknown_argument(name, unknown, names)) from error
-        raise InputError(wrong_call(name, error, names)) from error
+        how = CALLS.get(name, f"it takes {', '.join(names)}")
+        raise InputError(f"{name}: {error}; {how}.") from error
 
 
 def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -> None:
@@ -162,7 +159,7 @@ def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -
         if parameter.kind in _OPEN or (value is None and parameter.default is None):
             continue
         if name in RULES and not RULES[name][0](value):
-            raise InputError(f"{where}: {name} is {_shown(value)}; give {RULES[name][1]}.")
+            raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give {RULES[name][1]}.")
         check_types(where, {name: value}, hints)
 
 
@@ -172,7 +169,7 @@ def check_types(
     """Raise InputError for the first value that is not of its annotated type; `accepts` says which annotations count."""
     for name, value in values.items():
         if name in hints and accepts(hints[name]) and not fits(value, hints[name]):
-            raise InputError(f"{where}: {name} is {_shown(value)}; give {in_words(hints[name])}.")
+            raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give {in_words(hints[name])}.")
 
 
 def _tensor(where: str, name: str, value: Any) -> Tensor:
@@ -180,15 +177,10 @@ def _tensor(where: str, name: str, value: Any) -> Tensor:
     try:
         found = value if isinstance(value, Tensor) else tensor_of(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{where}: {name} is {_shown(value)}; give a tensor of numbers.") from error
+        raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give a tensor of numbers.") from error
     if found.is_complex():
         raise InputError(f"{where}: {name} holds complex numbers; give real ones.")
     return found
-
-
-def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def is_plain(hint: Any) -> bool:
@@ -269,7 +261,8 @@ _OF_TORCH = set(vars(nn.Module()))
 _PLAIN = (type(None), str, int, float, complex, bool, bytes, np.generic, torch.dtype, torch.device)
 _HELD = (list, tuple, dict, set, frozenset, np.ndarray, Tensor, nn.Module, SimpleNamespace)
 _CALLED = (FunctionType, MethodType, functools.partial, type, functools._lru_cache_wrapper)
-_KINDS: dict[str, type["Value"]] = {}
+KINDS: dict[str, type["Value"]] = {}
+"""The kinds that can be read back, by their names."""
 
 
 class _Checked(ABCMeta):
@@ -337,12 +330,12 @@ class Value(metaclass=_Checked):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        other = _KINDS.get(cls.__name__)
+        other = KINDS.get(cls.__name__)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise InputError(
                 f"a value named {cls.__name__!r} is defined in {other.__module__} already; give another name."
             )
-        _KINDS[cls.__name__] = cls
+        KINDS[cls.__name__] = cls
         _hints.cache_clear()
 
     def to_dict(self) -> dict[str, Any]:
@@ -375,21 +368,14 @@ def _decode(item: Any) -> Any:
     return item
 
 
-def known_kinds() -> frozenset[str]:
-    """Return the kinds that can be read back."""
-    return frozenset(_KINDS)
-
-
 def from_dict(data: Mapping[str, Any]) -> Any:
     """Return the value a dict describes; raises InputError for a kind or field that does not exist or is of another type."""
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise InputError(
-            f"kind {kind!r} is not known; {', '.join(sorted(_KINDS))} are.{did_you_mean(str(kind), _KINDS)}"
-        )
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InputError(f"kind {kind!r} is not known; {', '.join(sorted(KINDS))} are.{did_you_mean(str(kind), KINDS)}")
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
     check_types(kind, given, _hints(kind))
-    return _KINDS[kind](**given)
+    return KINDS[kind](**given)
 
 
 def of_kind(kind: type[Any], content: Mapping[str, Any], where: str) -> Any:
@@ -412,7 +398,7 @@ def _signature(cls: type) -> inspect.Signature:
 @functools.cache
 def _hints(kind: str) -> dict[str, Any]:
     try:
-        return get_type_hints(_KINDS[kind])
+        return get_type_hints(KINDS[kind])
     except NameError:  # a class of the user's own, whose annotations are not importable
         return {}
 
@@ -424,7 +410,7 @@ def digest(data: str | bytes) -> str:
 
 
 def portrait(value: Any) -> str:
-    """Return a short text of a value that changes with what it holds or does (a function by its source text and what that names), and is the same in the next process."""
+    """Return a short text of a value that changes with what it holds, or does by its source text, and is the same in the next process."""
     return _Portrait().of(value)
 
 
@@ -466,9 +452,7 @@ class _Portrait:
             return f"{_name(value)} of {self.of(value.__wrapped__)}"
         try:
             return self.of([type(value), value.__reduce_ex__(2)])
-        except (
-            Exception
-        ):  # a lock, an open file: nothing that could be stored, and a __reduce__ of the user's may fail in any way
+        except Exception:  # a lock, an open file; a __reduce__ of the user's may fail in any way
             return _name(value)
 
     def _class(self, kind: type) -> str:
@@ -583,7 +567,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True)
 class Function(Value):
-    """A function given by the user, which a plan names but never writes: a plan read from a file has its name and the digest of its portrait alone."""
+    """A function given by the user; a plan read from a file has its name and the digest of its portrait alone."""
 
     name: str
     digest: str = ""

@@ -195,7 +195,7 @@ class DatasetSource(Source):
             return
         for _ in places:
             x, y = zip(*(next(made) for _ in each))
-            yield batches.merged(torch.stack, x), torch.stack(y)
+            yield batches.filled(x[0], map(torch.stack, zip(*map(batches.leaves, x)))), torch.stack(y)
 
     def part(self, rows: Tensor) -> "Source":
         return self.having()._take(Subset(self.dataset, rows.tolist()))

@@ -33,35 +33,29 @@ _TELLING = 64  # numbers of a tensor from which its spread tells a drawn one fro
 
 def bare(build: Build | nn.Module) -> nn.Module:
     """Return a new network as the user's code makes it, drawn from the current global generator; a given one is copied."""
-    if isinstance(build, nn.Module):
-        build = uncompiled(build)
-        _refuse_uncopied(build)
-        lazy = [b for b in build.buffers() if is_unsettled(b)]  # which torch cannot copy
-        memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
-        return copy.deepcopy(build, memo)
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
-    network = build()
+    is_given = isinstance(build, nn.Module)
+    network = build if is_given else build()
     if not isinstance(network, nn.Module):
         raise InputError(f"build() returned {type(network).__name__}; it must return a new nn.Module each time.")
     network = uncompiled(network)
-    _refuse_uncopied(network)
-    return network
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    watched = next((n for n, p in network.named_parameters() if any(getattr(p, kind, None) for kind in kinds)), None)
+    if watched is not None:
+        said = f"build: parameter {watched!r} has a hook on its gradient (register_hook), which copies do not keep"
+        raise InputError(f"{said}; let forward do what it does.")
+    if not is_given:
+        return network
+    lazy = [b for b in network.buffers() if is_unsettled(b)]  # which torch cannot copy
+    memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
+    return copy.deepcopy(network, memo)
 
 
 def uncompiled(network: nn.Module) -> nn.Module:
     """Return the network that torch.compile wrapped, if it did: conversions and records change what it would have compiled."""
     inner = network._modules.get("_orig_mod") if type(network).__name__ == "OptimizedModule" else None
     return network if inner is None else inner
-
-
-def _refuse_uncopied(network: nn.Module) -> None:
-    """Raise InputError for networks whose copies would be trained otherwise, without a word."""
-    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    watched = next((n for n, p in network.named_parameters() if any(getattr(p, kind, None) for kind in kinds)), None)
-    if watched is not None:
-        said = f"build: parameter {watched!r} has a hook on its gradient (register_hook), which copies do not keep"
-        raise InputError(f"{said}; let forward do what it does.")
 
 
 def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:

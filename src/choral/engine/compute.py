@@ -80,8 +80,6 @@ class Compute(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.device, str | torch.device):
-            raise InputError(f"device is {self.device!r}; give 'auto', 'cpu' or a present 'cuda'.")
         object.__setattr__(self, "device", str(self.device))
         if self.data_parallel and self.executor == "vectorized":
             raise InputError("executor='vectorized' trains in one process; leave it out with data_parallel=True.")

@@ -227,9 +227,9 @@ class Group:
             for values in (target_shift([b.reached for b in self.branches]), weights_of(run.source, self.subsets))
         )
         kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
-        self.trainer = kind(run.task, phase, [run.source.mass(s) for s in self.subsets])
-        self.trainer.steps = self.steps
-        self.trainer.variants = [branch.variant for branch in self.branches]
+        variants = [branch.variant for branch in self.branches]
+        masses = [run.source.mass(s) for s in self.subsets]
+        self.trainer = kind(run.task, phase, masses, variants, steps=self.steps)
 
     def mount(self) -> None:
         """Take the states of the branches in."""

@@ -1,17 +1,4 @@
-"""The run folder: who holds it, whose its files are, and those of them that say what is run.
-
-plan.json      what is run: the identity every later call must repeat, and what was measured and settled at the start
-command.json   the words of `choral fit --prepare`, from which `choral run-leaf` reads the data again
-log.jsonl      one event on each line
-checkpoints/   where the run stands; empty once it is complete, and the moment a time limit ended it otherwise
-members/       one file for each collected network
-leaves/        of a run that is cut into leaves (`choral.cluster`): where each of them stands
-likelihood.json  what was estimated on the members' residuals (a noise); made again if it is lost
-results.json   what it cost; made again if it is lost
-out_of_fold.safetensors  what members say about the training points held out of them, if there are folds; made again if it is lost
-Others write next to it: evaluation.json (comparison), report.json, report.html and figures/ (the report), and into the folder of a
-comparison comparison.json. Each file has one writer.
-"""
+"""The run folder: who holds it, whose its files are (docs/reference/files.md), and the plan in it."""
 
 import contextlib
 import os
@@ -41,8 +28,6 @@ MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json
 _BEGUN = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
 RUN_FILES = (*_BEGUN, *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
-
-
 _GROWS = ("branches", "times")
 _ANEW = "another run_dir (--out), or on_existing='overwrite' (--overwrite)"
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from choral.base.text import short
 from choral.base.values import content_of, digest, own_attributes, portrait, shape_of
 from choral.data.inputs import written
 
@@ -81,8 +82,7 @@ def _apart(old: list[str], new: list[str]) -> tuple[str, str]:
     """Return what two layers, each its class and its settings, do not share, as short texts."""
     if old[0] == new[0]:
         old, new = [p for p in old if p not in new], [p for p in new if p not in old]
-    texts = (", ".join(parts) or "without" for parts in (old, new))
-    was, now = (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts)
+    was, now = (short(", ".join(parts) or "without", _LONGEST) for parts in (old, new))
     return was, now
 
 
@@ -191,7 +191,5 @@ def shown(value: Any) -> str:
         case {"kind": kind}:
             return str(kind)
         case list():
-            text = f"({', '.join(map(shown, value))})"
-        case _:
-            text = "none" if value is None else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+            return short(f"({', '.join(map(shown, value))})", 80)
+    return "none" if value is None else short(str(value), 80)

@@ -34,6 +34,7 @@ from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer,
 from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.layers.convert import holds
 from choral.plan.phases import Fork, Phase, Train
+from choral.plan.variants import Variant
 from choral.plan.walk import Place, Visitor, once, trainings, walk
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
@@ -260,8 +261,7 @@ def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) 
     task, source = job.task, job.source
     state = state_of(task.blueprint.network())
     slots = {s: {n: torch.zeros_like(p) for n, p in state.params.items()} for s in task.objective.slots}
-    trainer = kind(task, phase, [source.points] * len(keys))
-    trainer.steps = 1
+    trainer = kind(task, phase, [source.points] * len(keys), [Variant()] * len(keys), steps=1)
     trainer.mount([state.having(slots=slots)] * len(keys), keys)
     order = torch.arange(min(source.points, phase.batch_size))
     stacked = len(keys) > 1

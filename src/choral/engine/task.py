@@ -109,7 +109,7 @@ class Task:
         if not self.structure.folds_members:
             return self.structure.unfold(network(ready))
         each = self.structure.members
-        with draws.folded(each, batches.rows(ready) // each):
+        with draws.under(folded=each, rows=batches.rows(ready) // each):
             return self.structure.unfold(network(ready))
 
     def forward_loss(

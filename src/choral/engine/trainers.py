@@ -1,7 +1,6 @@
-"""Two ways to take the same training steps: one network after the other, or equal-shaped networks stacked.
+"""Two ways to take the same training steps, up to rounding: one network after the other, or equal-shaped networks stacked.
 
-A trainer holds the networks of one training phase: `mount` puts states in, `step` takes one step for all of them,
-`states` takes the results out. Both draw from the same keyed streams, so they give the same members up to rounding.
+A trainer holds the networks of one training phase: `mount` puts states in, `step` takes one step for all of them, `states` takes the results out.
 """
 
 import threading
@@ -92,8 +91,7 @@ _recording = threading.Lock()  # make_fx patches nn.Module while it runs, and tw
 def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[..., Any]:
     """Return the operations a function performs on tensors like the example, as a function of its own.
 
-    For small networks most of a mapped step is Python: vmap, functional_call, autograd. 20 MLPs (8-50-1,
-    600 steps) train 1.8 times faster by a record. It holds sizes as constants, so it is for these shapes alone, and no randomness: a step that draws is never recorded.
+    20 MLPs (8-50-1, 600 steps) train 1.8 times faster by a record. It holds sizes as constants, and no randomness.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -184,17 +182,17 @@ class _Trainer:
     stepper: Stepper
     is_stacked = False
 
-    def __init__(self, task: Task, phase: Train, points: Sequence[float]):
+    def __init__(self, task: Task, phase: Train, points: Sequence[float], variants: Sequence[Variant], *, steps: int):
         self.task, self.phase, self.points = task, phase, list(points)
+        self.variants = variants  # in what each network differs
+        self.steps = steps  # of the whole phase
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
-        self.steps = 0  # of the whole phase; set before mounting
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
         self.lend = task.findings.lends  # whether it draws otherwise, from a generator it must be lent
         self.params: Params = {}
         self.trained: Params = {}  # those that are not frozen
         self.mask: list[tuple[Tensor, Tensor]] = []  # parameters with zeros to keep, and where
         self.sharing = Sharing()
-        self.variants = [Variant()] * len(self.points)  # in what each network differs; set before mounting
 
     def _stepper(self) -> Stepper:
         members = [Member(v.optimizer(self.phase.optimizer), v.get("rate", 1.0)) for v in self.variants]
@@ -214,7 +212,7 @@ class _Trainer:
             p.grad = None
 
     def _advance(self, rate: float) -> None:
-        """Clip the gradients as the phase's optimizer says, and take its step."""
+        """Clip the gradients as the phase's optimizer says, take its step, and count it."""
         self.sharing.weigh(self.params)
         clip, apart = self.phase.optimizer.clip, self.phase.optimizer.apart
         if clip is not None or self.phase.optimizer.coupled:
@@ -224,6 +222,8 @@ class _Trainer:
         if clip is not None:
             clip_gradients(self.params, clip, apart=apart, stacked=self.is_stacked)
         self.stepper.step(rate)
+        self._apply_mask()
+        self.count += 1
 
     def losses(self) -> list[float]:
         """Return the mean training loss of each network since the last call."""
@@ -292,8 +292,6 @@ class PlainTrainer(_Trainer):
         if part is not None:
             task.parts.gather(self.trained)
         self._advance(pace.rate)
-        self._apply_mask()
-        self.count += 1
 
     def _add(self, loss: Tensor, piece: Piece, progress: float) -> None:
         """Add the gradient of one part of a batch; penalties come with the first."""
@@ -418,9 +416,7 @@ class StackedTrainer(_Trainer):
             losses.sum().backward()
             self.buffers = {n: b.detach() for n, b in buffers.items()}
         self._advance(pace.rate)
-        self._apply_mask()
         self.total += self.sharing.logged(losses.detach())
-        self.count += 1
 
     @property
     def _held(self) -> list[Params]:
@@ -432,11 +428,7 @@ class StackedTrainer(_Trainer):
         return [*held, self.words, self._points, *own, y, *batches.leaves(x)]
 
     def _recorded(self, x: Batch, y: Tensor, own: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
-        """Return the recorded step for these shapes, or None where steps must be mapped afresh.
-
-        A record holds sizes as constants, so each number of rows and of stacked networks has one of its own.
-        The rule depends on the network and the phase alone, so a resumed run takes the same way as an uninterrupted one.
-        """
+        """Return the recorded step for these shapes; None where steps must be mapped, by the network and the phase alone, so that resumed runs agree."""
         if not self._recordable:
             return None
         graphs, shapes = self.task.graphs, (self._signature, batches.signature(x), tuple(y.shape), len(own))

@@ -19,7 +19,7 @@ from choral import models
 from choral.base.errors import ConversionError, InputError, PlanError, RunError, warn
 from choral.base.interface import Interface
 from choral.base.types import Builds
-from choral.base.values import Function, known_kinds, of_kind
+from choral.base.values import KINDS, Function, of_kind
 from choral.calibration.members import Correction
 from choral.data.inputs import Transform
 from choral.engine.checkpoint import MemberStore, state_from
@@ -261,7 +261,7 @@ def _likelihood(content: dict[str, Any], given: Likelihood | None, where: str) -
         raise RunError(
             f"{where} was fitted with the likelihood {kind}, but likelihood is {type(given).__name__}; give its own."
         )
-    if kind not in known_kinds():
+    if kind not in KINDS:
         raise RunError(
             f"{where} was fitted with the likelihood {kind}, which is not defined here, and a file never brings code: import the "
             "module that defines it first, or give it, choral.load(path, likelihood=...)."

@@ -137,7 +137,7 @@ class Joint(nn.Module):
     def _loop(self, x: Batch) -> Tensor:
         params, buffers = self._tensors()
         parts = {n: p.unbind() for n, p in params.items()}  # one unbind has one backward, which stacks the gradients
-        streams, outputs = draws.branch(), []
+        streams, outputs = draws.Branch(), []
         for i in range(self.members):
             # written back afterwards: under an outer vmap, BatchNorm does not write into a part of a tensor
             own = {n: b[i].clone() for n, b in buffers.items()}
@@ -161,7 +161,7 @@ class Joint(nn.Module):
     def together(self, x: Batch) -> Tensor:
         """Run all members side by side, mapped by `torch.func.vmap`."""
         params, buffers = self._tensors()
-        streams = draws.branch()
+        streams = draws.Branch()
 
         def one(params: dict[str, Tensor], buffers: dict[str, Tensor], index: Tensor, x: Batch) -> Tensor:
             with streams.member(index):
@@ -179,7 +179,7 @@ class Joint(nn.Module):
         def folded(t: Tensor) -> Tensor:
             return fold(t if self.own_inputs else t.expand(self.members, *t.shape))
 
-        with draws.folded(self.members, rows):
+        with draws.under(folded=self.members, rows=rows):
             if not self._trunk:
                 return unfold(self.network(batches.mapped(folded, x)), self.members)
             assert isinstance(x, Tensor), "a chain reads one tensor"
