@@ -126,7 +126,12 @@ class Blueprint:
 
     @cached_property
     def _share_alike(self) -> float:
-        return _alike(self._seeded("one") if self._built is None else self._built, self._seeded("other"))
+        """The share of the drawn weights that is the same in two networks of different seeds."""
+        one, other = self._seeded("one") if self._built is None else self._built, self._seeded("other")
+        pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
+        drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
+        alike = sum(a.numel() for a, b in drawn if torch.equal(a.to(b), b))
+        return alike / max(sum(a.numel() for a, _ in drawn), 1)
 
     @cached_property
     def has_learned(self) -> bool:
@@ -221,10 +226,11 @@ class Blueprint:
         name = repr(form) if form else "null"
         if name not in self._skeletons:
             if "null" not in self._skeletons:
-                built = None if self._built is None else self._read(copy.deepcopy(self._built))
-                self._skeletons["null"] = self._settle(
-                    self.joint(0, "skeleton") if built is None else self._converted(built, 0, "skeleton", kept=False)
-                )
+                if self._built is None:
+                    whole = self.joint(0, "skeleton")
+                else:
+                    whole = self._converted(self._read(copy.deepcopy(self._built)), 0, "skeleton", kept=False)
+                self._skeletons["null"] = self._settle(whole)
             if form and "network" in form:
                 self._skeletons[name] = self._other(form["network"])
             elif form:
@@ -249,14 +255,6 @@ class Blueprint:
     def holding(self, state: State) -> nn.Module:
         """Return a network of its own that holds the state's values, for evaluation: nothing else writes into it."""
         return filled(copy.deepcopy(self.network(state.form)).requires_grad_(False).eval(), state)
-
-
-def _alike(one: nn.Module, other: nn.Module) -> float:
-    """Return the share of the drawn weights of two networks that are the same."""
-    pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
-    drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
-    alike = sum(a.numel() for a, b in drawn if torch.equal(a.to(b), b))
-    return alike / max(sum(a.numel() for a, _ in drawn), 1)
 
 
 def filled(network: nn.Module, state: State) -> nn.Module:
@@ -311,8 +309,12 @@ def has_learned(network: nn.Module) -> bool:
 
 def _is_of_other_size(given: Tensor, new: Tensor) -> bool:
     """Return whether the spread of two tensors differs by more than chance explains, or one is constant and they differ."""
-    if given.shape != new.shape or not given.is_floating_point() or given.numel() < 2:
-        return not torch.equal(given, new) if given.shape == new.shape and not given.is_floating_point() else False
+    if given.shape != new.shape:
+        return False
+    if not given.is_floating_point():
+        return not torch.equal(given, new)
+    if given.numel() < 2:
+        return False
     one, other = (float(t.double().square().mean().sqrt()) for t in (given, new))
     if float(new.double().std()) == 0:
         return not torch.allclose(given, new)

@@ -1,7 +1,6 @@
 """Train one phase of a group of branches, epoch by epoch: train, validate, count, and stop branches that are done.
 
-A group: branches of equal shapes that take their training steps together. Operators, between and within phases, are lent a
-`BranchContext`: what they may know of the run at their place in the plan.
+A group: branches of equal shapes that take their training steps together.
 """
 
 import math
@@ -52,10 +51,13 @@ def alike(phase: Train, branches: Sequence[Branch]) -> list[list[Branch]]:
     return list(found.values())
 
 
-def target_shift(states: Sequence[State]) -> Tensor | None:
-    """Return what is added to the targets, (point, ...) for one branch and (branch, point, ...) for several."""
-    values = [state.shift for state in states if state.shift is not None]
-    return None if not values else values[0] if len(states) == 1 else torch.stack(values)
+def by_reader(values: Sequence[Tensor | None], structure: Structure) -> Tensor | None:
+    """Return values of all points, given for each branch, as (branch, point, ...) or, where members read their own batches, (member, point, ...)."""
+    held = [value for value in values if value is not None]
+    if not held:
+        return None
+    joined = held[0] if len(values) == 1 else torch.stack(held)
+    return joined.expand(structure.members, *joined.shape) if structure.own_batches else joined
 
 
 def parts_in(points: int, batch_size: int, among: tuple[int, int]) -> list[tuple[int, Part | None]]:
@@ -70,11 +72,6 @@ def parts_in(points: int, batch_size: int, among: tuple[int, int]) -> list[tuple
     return [(c, Part(c - a, d - c, b - a)) for (a, b), (c, d) in zip(whole, own)]
 
 
-def for_members(values: Tensor, structure: Structure) -> Tensor:
-    """Return values (point, ...) as (member, point, ...) for structures whose members have batches of their own."""
-    return values.expand(structure.members, *values.shape) if structure.own_batches else values
-
-
 def order_of(key: int, epoch: int, points: int, subset: Tensor | None, sampling: Sampling | None = None) -> Tensor:
     """Return the points in the order of one epoch: each once, or as a rule draws them."""
     generator = rng.generator(key, "order", epoch)
@@ -82,13 +79,10 @@ def order_of(key: int, epoch: int, points: int, subset: Tensor | None, sampling:
     return order if subset is None else subset[order]
 
 
-def weights_of(source: Source, subsets: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the weights of all points, (point,) or (branch, point), averaging 1 over the points a branch is trained on; None if all count alike."""
+def weights_of(source: Source, subset: Tensor | None = None) -> Tensor | None:
+    """Return the weights of all points (point,), averaging 1 over those that are trained on; None if all count alike."""
     held = source.weights
-    if held is None:
-        return None
-    each = [held / (held if s is None else held[s]).mean() for s in subsets]
-    return each[0] if len(each) == 1 else torch.stack(each)
+    return None if held is None else held / (held if subset is None else held[subset]).mean()
 
 
 def picked(shift: Tensor, order: Tensor, start: int, y: Tensor) -> Tensor:
@@ -196,7 +190,7 @@ class BranchContext:
         seen = self._seen
         order = seen[torch.randperm(len(seen), generator=self.generator("gradients"))[: batches * _BATCH]]
         key = rng.key(self._seed, *self._place, "gradients")
-        weights, device = weights_of(self._source, [None]), self._task.device
+        weights, device = weights_of(self._source), self._task.device
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
             own = None if weights is None else picked(weights, order, i * _BATCH, y).to(device)
             with rng.seeded(key, "unkeyed", i), draws.keyed(key, i):
@@ -222,10 +216,8 @@ class Group:
         self.per_epoch = batches_in(self.points[0], phase.batch_size)
         self.steps = phase.epochs * self.per_epoch
         self.seen = min(self.per_epoch * phase.batch_size, self.points[0])  # points of a branch in one epoch
-        self.shift, self.weights = (
-            values if values is None else for_members(values, run.task.structure)
-            for values in (target_shift([b.reached for b in self.branches]), weights_of(run.source, self.subsets))
-        )
+        self.shift = by_reader([branch.reached.shift for branch in self.branches], run.task.structure)
+        self.weights = by_reader([weights_of(run.source, s) for s in self.subsets], run.task.structure)
         kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
         variants = [branch.variant for branch in self.branches]
         masses = [run.source.mass(s) for s in self.subsets]
@@ -265,8 +257,8 @@ class Group:
             with explained(partial(stopped, where=where, x=x, stacked=len(self.branches) > 1)):
                 trainer.step(x, y, Pace(step, step / self.steps if annealed else 1.0, rate), own, part)
             if step == 0 and not trainer.catch and any(branch.variant.get("dropout") for branch in self.branches):
-                said = "branches differ in dropout, but the network has no dropout layer, so they do not; give it some"
-                self.run.ledger.log.event(kind="warning", message=f"{said} (nn.Dropout).")
+                said = "branches differ in dropout, but the network has no dropout layer; give it some (nn.Dropout)."
+                self.run.ledger.log.event(kind="warning", message=said)
             self._apply("steps", step + 1, self.steps)
         self.run.task.parts.share_statistics(trainer.network)
         self._apply("epochs", epoch + 1, phase.epochs)
@@ -443,7 +435,7 @@ class Epochs:
             assert isinstance(validation, Validation), "networks that are chosen among are watched by the same points"
             choose = partial(select_networks, self.phase.select, validation)
             outputs = validation.outputs([branch.reached for branch in branches], keys)
-            finite = validation.sound(outputs)
+            finite = list(map(validation.is_sound, outputs))
             self._leave_out([b for b, whole in zip(branches, finite) if not whole], epoch)
             branches, outputs = [b for b, whole in zip(branches, finite) if whole], outputs[torch.tensor(finite)]
             if not branches:

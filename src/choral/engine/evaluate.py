@@ -1,9 +1,6 @@
 """Run the trained networks of an ensemble: one after the other, or stacked in one mapped call.
 
-An evaluator holds networks of equal shapes and returns (network, member * draws, batch, ...). States are never changed and every call
-runs a module tree of its own, so that several threads may predict at once. Networks whose forward code draws by other means than
-`choral.base.draws`, writes into its input or keeps something between calls are found on the first points and run one by one.
-
+An evaluator holds networks of equal shapes and returns (network, member * draws, batch, ...). Several threads may predict at once.
 Several passes of a network that draws are mapped together: 20 passes of MC dropout take 2.9 times less for 100 rows, 50 of EMP 5 times.
 """
 
@@ -324,7 +321,7 @@ class Evaluation:
 
     def outputs(self, x: Batch, *, batch_size: int, threads: int | None = None) -> Tensor:
         """Return the raw outputs of every member (member * draws, batch, ...); threads of torch's operations are settled if None."""
-        evaluators: Sequence[Evaluator] = ()
+        evaluators: Sequence[Evaluator]
         if batches.rows(x) or self._settled:
             evaluators = self.evaluators(x)
         else:  # an input without rows tells nothing

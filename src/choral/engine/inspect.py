@@ -1,8 +1,7 @@
-"""Inspect a network before a run: what it reads and returns, and whether members, copies and conversions compute what it does.
+"""Inspect a network before a run: refuse, or warn of, what would otherwise give wrong members silently.
 
-The plain network is built once and runs once, in evaluation mode, with its calls and its autograd graph recorded (`inspect_plain`). The
-joint network runs once in training mode, forwards and backwards, on at most four rows (`inspect_training`). Members of a shared network are
-compared with the last of them alone (`check_alone`). The checks refuse or warn of what would otherwise give wrong members silently.
+The plain network runs once in evaluation mode, with its calls and its autograd graph recorded; the joint network runs once in training mode,
+forwards and backwards, on at most four rows; the last member of a shared network is compared with the same member alone.
 """
 
 import copy

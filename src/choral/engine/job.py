@@ -1,8 +1,7 @@
-"""Job: all that a run needs, understood and checked before anything is trained, and the executor and threads that it gets.
+"""Job: all that a run needs, checked before anything is trained, and the executor and threads that it gets.
 
-'sequential' trains branches one by one and keeps one network in memory; 'vectorized' trains equal-shaped branches stacked. Sizes and
-layers alone decide, so that equal calls give equal members. On a processor 'auto' stacks networks of fewer than 200,000 parameters without
-convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80 of the time, of 2 x 512 1.3 times, LeNet-S 1.5 to 1.9 times.
+Sizes and layers alone decide, so that equal calls give equal members. On a processor 'auto' stacks networks of fewer than 200,000 parameters
+without convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80 of the time, of 2 x 512 1.3 times, LeNet-S 1.5 to 1.9 times.
 """
 
 import logging
@@ -34,7 +33,6 @@ from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer,
 from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.layers.convert import holds
 from choral.plan.phases import Fork, Phase, Train
-from choral.plan.variants import Variant
 from choral.plan.walk import Place, Visitor, once, trainings, walk
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
@@ -261,7 +259,7 @@ def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) 
     task, source = job.task, job.source
     state = state_of(task.blueprint.network())
     slots = {s: {n: torch.zeros_like(p) for n, p in state.params.items()} for s in task.objective.slots}
-    trainer = kind(task, phase, [source.points] * len(keys), [Variant()] * len(keys), steps=1)
+    trainer = kind(task, phase, [source.points] * len(keys))
     trainer.mount([state.having(slots=slots)] * len(keys), keys)
     order = torch.arange(min(source.points, phase.batch_size))
     stacked = len(keys) > 1

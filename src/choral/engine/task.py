@@ -39,8 +39,8 @@ from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
 
 _WHOLE = Parts()
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NOTHING = Findings()
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ROWS = 4  # that the network is tried on
 _LOOKED_AT = 256  # items of a dataset whose targets decide what the task is
 

@@ -182,9 +182,11 @@ class _Trainer:
     stepper: Stepper
     is_stacked = False
 
-    def __init__(self, task: Task, phase: Train, points: Sequence[float], variants: Sequence[Variant], *, steps: int):
+    def __init__(
+        self, task: Task, phase: Train, points: Sequence[float], variants: Sequence[Variant] = (), *, steps: int = 1
+    ):
         self.task, self.phase, self.points = task, phase, list(points)
-        self.variants = variants  # in what each network differs
+        self.variants = variants or [Variant()] * len(self.points)  # in what each network differs
         self.steps = steps  # of the whole phase
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch

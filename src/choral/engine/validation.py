@@ -6,6 +6,7 @@ members whose last state is kept are those of a run without validation.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -190,19 +191,19 @@ class Validation:
 
     def measured(self, outputs: Tensor, *, together: bool) -> list[float]:
         """Return the measure of each network's own prediction, or the one of them all, for each; NaN of what is too large to be measured."""
-        try:
-            return self._measured(outputs, together=together)
-        except NotFiniteError:
-            return [
-                math.nan if together or not sound else self._measure(one)
-                for one, sound in zip(outputs, self.sound(outputs))
-            ]
+        if together:
+            return [self._measure(outputs.flatten(0, 1))] * len(outputs)
+        if self._is_plain_nll:
+            with suppress(NotFiniteError):  # of some: then each is measured alone
+                whole = self._prediction(outputs.flatten(0, 1), self._read, None)
+                if whole.mixes:
+                    scores = whole.log_scores(whole.targets(self.y)).unflatten(0, outputs.shape[:2])
+                    mixed = scores.logsumexp(1) - math.log(outputs.shape[1])
+                    return [float(value) for value in -mixed.mean(-1)]
+        return [self._measure(one) for one in outputs]
 
-    def sound(self, outputs: Tensor) -> list[bool]:
-        """Return which networks have outputs that are finite, and mean something finite."""
-        return [self._is_sound(one) for one in outputs]
-
-    def _is_sound(self, outputs: Tensor) -> bool:
+    def is_sound(self, outputs: Tensor) -> bool:
+        """Return whether the outputs of a network are finite, and mean something finite."""
         if not torch.isfinite(outputs).all():
             return False
         if float(outputs.abs().max()) < _TAME:
@@ -216,16 +217,6 @@ class Validation:
             )
         except NotFiniteError:
             return False
-
-    def _measured(self, outputs: Tensor, *, together: bool) -> list[float]:
-        if together:
-            return [self._measure(outputs.flatten(0, 1))] * len(outputs)
-        whole = self._prediction(outputs.flatten(0, 1), self._read, None) if self._is_plain_nll else None
-        if whole is not None and whole.mixes:
-            scores = whole.log_scores(whole.targets(self.y)).unflatten(0, outputs.shape[:2])
-            mixed = scores.logsumexp(1) - math.log(outputs.shape[1])
-            return [float(value) for value in -mixed.mean(-1)]
-        return [self._measure(one) for one in outputs]
 
     def blended(self, outputs: Tensor) -> tuple[Tensor, Loss]:
         """Return what is averaged over networks, (network, batch, ...), and what an average costs at each point.
@@ -243,8 +234,11 @@ class Validation:
         return plain and self.weights is None and not self.task.likelihood.estimates
 
     def _measure(self, outputs: Tensor) -> float:
-        prediction = self._prediction(outputs, self._read, self.weights)
-        return self.measure(prediction, prediction.targets(self.y), self.weights)
+        try:
+            prediction = self._prediction(outputs, self._read, self.weights)
+            return self.measure(prediction, prediction.targets(self.y), self.weights)
+        except NotFiniteError:
+            return math.nan
 
 
 class Folds:
