@@ -1,8 +1,7 @@
 """How a network is called with a batch, which tensor of what it returns is its output, and which of its layers a pass calls.
 
-A dict of inputs is passed as keywords, a tuple or list as positions. Networks that read one tensor and return (batch, ...) need
-none of this and get no hook. All others carry two hooks, so that whoever calls them - joint networks, mapped calls, operators -
-gives one batch and gets one tensor.
+A dict of inputs is passed as keywords, a tuple or list as positions. Networks that do not read one tensor and return (batch, ...) carry hooks,
+so that whoever calls them gives one batch and gets one tensor.
 """
 
 import dataclasses
@@ -266,8 +265,7 @@ class Calls:
 
     Args:
         network: any network, in the mode it is to run in.
-        layers: names of the layers whose outputs are no longer inputs. Frozen parameters require gradients within the block then, so that the graph
-            shows their layers too; None keeps no graph.
+        layers: names of the layers whose outputs are no longer inputs; frozen parameters require gradients within the block then. None keeps no graph.
 
     Attributes:
         stack: the modules being run, innermost last; after an error, those it came from.

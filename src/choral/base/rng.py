@@ -51,8 +51,7 @@ class _Dispatching:
 class DispatchMode(_Dispatching, TorchDispatchMode):
     """A mode whose subclasses define `dispatch`.
 
-    A class that defines `__torch_dispatch__` itself is hidden from torch's compiler, which its first call imports; that
-    takes longer than importing torch. So modes are made of such a class only where the compiler is loaded.
+    A class that defines `__torch_dispatch__` itself imports torch's compiler, so modes are of such a class only where that is loaded.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> Self:

@@ -1,8 +1,7 @@
 """Compute: device, precision, threads, and processes that share each batch. Store: a run folder at a URL.
 
-A batch may be taken in parts (`Parts`): by several processes at once, or by one process one part after the other. Each part has the draws and the
-share of the loss that its rows have in the whole batch, so the gradient is that of the whole batch to rounding. BatchNorm takes statistics
-over all processes, and of each part where gradients are accumulated. Only the first process writes.
+A batch may be taken in parts (`Parts`), by several processes or one after the other; the gradient is that of the whole batch to rounding.
+BatchNorm takes statistics over all processes, and of each part where gradients are accumulated. Only the first process writes.
 """
 
 import itertools
@@ -169,8 +168,7 @@ def operations(network: nn.Module, counted: "Counting", rows: int) -> float:
 def threads_for(operations: float, rows: int, *, together: int = 1) -> int:
     """Return the number of threads for forward passes of some rows: one for small ones, all that the user allows for others.
 
-    Threads wait for each other after every operation: an MLP of 3 x 128, batch 128, trains 1.27 times slower with two than with
-    one on a free machine, and 3.7 times on a busy one. The rule looks at sizes alone, so that equal calls give equal bits.
+    An MLP of 3 x 128, batch 128, trains 1.27 times slower with two threads than with one, and 3.7 times on a busy machine.
     `operations` are those of one row and network; `together` counts networks whose products are one operation.
     """
     small = _SMALL if together == 1 else _SMALL_STACK

@@ -21,6 +21,7 @@ from choral.engine.blueprint import filled
 from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import Counting, operations, threads_for, using
 from choral.engine.task import Task
+from choral.engine.trainers import UNMAPPED
 from choral.layers.convert import call_with, ties_of
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -68,7 +69,7 @@ def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> in
         return 1
     try:
         vmap(call)(torch.arange(2, dtype=torch.int32))
-    except _UNMAPPABLE:  # what cannot be mapped runs pass by pass
+    except UNMAPPED:  # what cannot be mapped runs pass by pass
         return 1
     return max(1, min(count, _NUMBERS // max(1, drawn)))
 
@@ -85,7 +86,6 @@ _ARITHMETIC = 3 << 17  # products of one network in a call, from which stacking 
 _LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
 _PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
 _DRAWN = 1 << 27  # bytes of drawn weights that are kept from call to call, at most
-_UNMAPPABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)  # what torch.func raises
 
 
 class Trees:
@@ -157,7 +157,7 @@ class PlainEvaluator:
 
         try:
             return together(once, structure.draws, self.each)
-        except _UNMAPPABLE:  # forward code may go other ways for other values
+        except UNMAPPED:  # forward code may go other ways for other values
             if self.each == 1:
                 raise
             found = together(once, structure.draws, 1)  # what no network can read fails here
@@ -267,7 +267,7 @@ class StackedEvaluator:
             return self.plain.run(chunk)
         try:
             return self.stacked(chunk)
-        except _UNMAPPABLE:  # forward code may go other ways for other values (experts that get a point now and then)
+        except UNMAPPED:  # forward code may go other ways for other values (experts that get a point now and then)
             found = self.plain.run(chunk)  # what no network can read fails here
             self.most = 0
             return found
@@ -290,7 +290,7 @@ def suited(plain: PlainEvaluator, few: Batch) -> Evaluator:
     stacked = StackedEvaluator(plain)
     try:
         return stacked if close(stacked.stacked(copied(few)), plain.run(copied(few))) else plain
-    except _UNMAPPABLE:
+    except UNMAPPED:
         return plain
 
 

@@ -131,7 +131,10 @@ def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str,
         raise RunError(f"{path} cannot be read ({error.strerror}); {advice}.") from error
     if size > _LONGEST:
         raise RunError(f"{path} holds {size} bytes of JSON; at most {_LONGEST} are read; {advice}.")
-    content = _parsed(data, str(path), advice)
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not whole JSON ({str(error)[:200]}); {advice}.") from error
     if not isinstance(content, dict):
         raise RunError(f"{path} holds a {type(content).__name__} where a dict belongs; {advice}.")
     seal = content.pop(_SEAL, None)
@@ -140,14 +143,6 @@ def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str,
     if seal.get("format") != FORMAT:
         raise RunError(f"{path} has format {seal.get('format')}; this choral reads format {FORMAT}: use a newer one.")
     return content
-
-
-def _parsed(data: bytes, name: str, advice: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise RunError(f"{name} is not whole JSON ({why}); {advice}.") from error
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> bytes:

@@ -412,8 +412,8 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, equal_nan=True)
 
 
-def outputs_together(network: nn.Module, structure: Structure, x: Batch) -> Tensor:
-    """Return what a joint network in evaluation mode makes of a few points, as the plain network reads them (member, batch, ...)."""
+def check_alone(network: nn.Module, structure: Structure, x: Batch) -> None:
+    """Raise ConversionError if the last member, on a few points as the plain network reads them, computes something else alone than within the joint network."""
     running, rows = Calls(network), batches.rows(x)
     why = partial(_why_not_converted, structure, running)
     with explained(why), torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), at_means(), running:
@@ -421,16 +421,11 @@ def outputs_together(network: nn.Module, structure: Structure, x: Batch) -> Tens
     if outputs.shape[:2] != (structure.members, rows):
         said = f"the network gave outputs of shape {tuple(outputs.shape)}; the first axes must be (member, batch)"
         raise InputError(f"{said} = ({structure.members}, {rows}); make the network return (batch, outputs).")
-    return outputs
-
-
-def check_alone(network: nn.Module, structure: Structure, x: Batch, together: Tensor) -> None:
-    """Raise ConversionError if the last member computes something else alone than within the joint network (`outputs_together`)."""
     last = structure.members - 1
     with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
         alone = structure.member(network, last).eval()(x)
     near = torch.finfo(alone.dtype).eps ** 0.5 * float(alone.abs().nan_to_num(0, 0, 0).amax())
-    if not torch.allclose(alone, together[last], rtol=0, atol=near, equal_nan=True):
+    if not torch.allclose(alone, outputs[last], rtol=0, atol=near, equal_nan=True):
         raise ConversionError(
             f"member {last} of {type(structure).__name__} alone is another network than within the joint one, since forward moves the first two axes "
             "of its input before the first layer; use a method whose members are networks of their own."

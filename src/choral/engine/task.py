@@ -26,7 +26,6 @@ from choral.engine.inspect import (
     inspect_plain,
     inspect_training,
     lost_weights,
-    outputs_together,
 )
 from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
@@ -256,8 +255,6 @@ def _inspected(task: Task, source: Source, recipe: Recipe, plain: Plain) -> Find
     rows = min(_smallest(source.drawn(), recipe.plan), _ROWS)
     x, y = source.reading(task.likelihood.read).example(rows or _ROWS)
     x, y = batches.moved(x, task.device), y.to(task.device)
-    shared = task.structure.members > 1
-    together = outputs_together(network, task.structure, plain.ready(x)) if shared else None
 
     def loss(network: Callable[[Batch], Any]) -> Tensor:
         if rows:
@@ -265,8 +262,8 @@ def _inspected(task: Task, source: Source, recipe: Recipe, plain: Plain) -> Find
         return task.run(network, task.structure.feed(plain.ready(x), None)[0])
 
     found = inspect_training(network, task.structure, plain, loss, rows=rows and len(y), link=task.likelihood.link)
-    if together is not None:
-        check_alone(network, task.structure, plain.ready(x), together)
+    if task.structure.members > 1:
+        check_alone(network, task.structure, plain.ready(x))
     lost = lost_weights(task.blueprint, recipe)
     return replace(found, doubts=(lost, *found.doubts)) if lost else found
 
