@@ -104,12 +104,9 @@ class Interface(Value):
         """Return a batch whose whole numbers are real ones where the network was fitted on such."""
         if self.reads is None or all(t.is_floating_point() or t.dtype == torch.uint8 for t in leaves(batch)):
             return batch
-        wanted = dict(named_leaves(made_up(self.reads, 0)))
-
-        def real(name: str, given: Tensor) -> bool:
-            return given.dtype == torch.int64 and name in wanted and wanted[name].is_floating_point()
-
-        return filled(batch, [t.to(floats) if real(name, t) else t for name, t in named_leaves(batch)])
+        real = {name for name, leaf in named_leaves(made_up(self.reads, 0)) if leaf.is_floating_point()}
+        given = named_leaves(batch)
+        return filled(batch, [t.to(floats) if t.dtype == torch.int64 and name in real else t for name, t in given])
 
     def chosen(self, batch: Any) -> Any:
         """Return a batch of a dataset without what the network does not read: dicts may hold targets and more."""

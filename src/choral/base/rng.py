@@ -40,12 +40,10 @@ LOCK = threading.RLock()
 
 
 class _Dispatching:
+    dispatch: Callable[..., Any]  # (operation, args, kwargs) to what stands for the operation of torch
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, args, kwargs or {})
-
-    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what stands for an operation of torch."""
-        raise NotImplementedError
 
 
 class DispatchMode(_Dispatching, TorchDispatchMode):
@@ -74,7 +72,7 @@ class _Lent(DispatchMode):
         self.names: list[str] = []
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Draw from the lent generator."""
+        """Return what an operation gives that draws from the lent generator."""
         given = any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
         if given or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

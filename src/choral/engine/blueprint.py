@@ -135,8 +135,16 @@ class Blueprint:
 
     @cached_property
     def has_learned(self) -> bool:
-        """Whether a network was handed over that shows traces of training."""
-        return isinstance(self._build, nn.Module) and has_learned(self._build)
+        """Whether a network was handed over whose weights are others than a new one would have: by traces of training, or by size."""
+        given = self._build
+        if not isinstance(given, nn.Module) or is_lazy(given):
+            return False
+        if any(p.grad is not None for p in given.parameters()):
+            return True
+        new = copy.deepcopy(given)
+        with rng.seeded(0, "new"):
+            redraw(new)
+        return any(_is_of_other_size(a, b) for a, b in zip(given.state_dict().values(), new.state_dict().values()))
 
     def _seeded(self, word: str) -> nn.Module:
         with rng.seeded(0, word), rng.elsewhere(rng.key(0, word)):
@@ -293,18 +301,6 @@ def redraw(network: nn.Module) -> None:
                 p.copy_(p.flatten()[torch.randperm(p.numel())].view_as(p))
         for tensor, value in kept.items():
             tensor.copy_(value)
-
-
-def has_learned(network: nn.Module) -> bool:
-    """Return whether weights are others than a new network of these layers would have: by traces of training, or by size."""
-    if is_lazy(network):
-        return False
-    if any(p.grad is not None for p in network.parameters()):
-        return True
-    new = copy.deepcopy(network)
-    with rng.seeded(0, "new"):
-        redraw(new)
-    return any(_is_of_other_size(a, b) for a, b in zip(network.state_dict().values(), new.state_dict().values()))
 
 
 def _is_of_other_size(given: Tensor, new: Tensor) -> bool:

@@ -190,7 +190,6 @@ class Checkpoints:
 
 
 _NAME = re.compile(r"\d{5,}\.safetensors")
-_ADVICE = "load the folder again, or run the same command again to train it anew"
 
 
 class MemberStore:
@@ -230,7 +229,8 @@ class MemberStore:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise RunError(f"{path} cannot be read ({error.strerror}); {_ADVICE}.") from error
+            said = f"{path} cannot be read ({error.strerror})"
+            raise RunError(f"{said}; load the folder again, or run the same command again to train it anew.") from error
         tensors, header = unpack_tensors(data, str(path))
         if header.get("number") != number or (self.run is not None and header.get("run") != self.run):
             said = f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}"

@@ -387,8 +387,8 @@ class Epochs:
         seconds = self.run.task.parts.agreed(time.perf_counter() - started)
         one, count, ledger = self.groups[0], len(trained), self.run.ledger
         flops = sum(self.run.flops.train(branch.state) for branch in trained) * one.seen
-        amounts = {"epochs": count, "steps": one.per_epoch * count, "points": one.seen * count, "train_flops": flops}
-        ledger.count(**amounts, train_seconds=seconds)
+        ledger.count(epochs=count, steps=one.per_epoch * count, points=one.seen * count)
+        ledger.count(train_flops=flops, train_seconds=seconds)
         if self._selects:
             self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
             trained = [b for b in trained if b.goes_on]
@@ -415,9 +415,11 @@ class Epochs:
             counted=dict(ledger.counted),
             **about,
         )
-        ledger.note_losses(trained, [losses[b.place] for b in trained], self.suffix, epoch)
         for branch in trained:
             branch.is_new = True
+            loss, place = losses[branch.place], branch.place + self.suffix
+            if not math.isfinite(loss) and not ledger.is_lost(branch):
+                ledger.lose(branch, self.suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")
 
     def _validate(self, epoch: int, trained: Sequence[Branch]) -> dict[Place, float]:
         """Measure the networks on held-out points and note which are better than before."""

@@ -6,10 +6,9 @@ Callbacks get every event, and `log.jsonl` keeps it. A place is the path of a ph
 import contextlib
 import copy
 import json
-import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,10 +171,3 @@ class Ledger:
         if found:
             self.lose(branch, suffix, f"the weights diverged: {found} at {branch.place + suffix}")
         return not found
-
-    def note_losses(self, branches: Sequence[Branch], losses: Sequence[float], suffix: Place, epoch: int) -> None:
-        """Lose the branches whose loss of an epoch is not finite."""
-        for branch, loss in zip(branches, losses):
-            if not math.isfinite(loss) and not self.is_lost(branch):
-                place = branch.place + suffix
-                self.lose(branch, suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")

@@ -150,12 +150,7 @@ def settle(
 ) -> tuple[dict[str, Any], int]:
     """Return the plan of a run and how many branches are trained together; RunError if the folder holds another run.
 
-    Args:
-        folder: the claimed run folder; None keeps nothing.
-        job: what is to be done.
-        table: how a table's columns became inputs.
-        on_existing: as in `choral.fit`.
-        stack: branches that a leaf trains together, at most, in a new run that other processes may train; None for other runs.
+    In a new run that other processes may train, `stack` is how many branches a leaf trains together, at most; None for other runs.
     """
     parts, overwrite = job.task.parts, on_existing == "overwrite"
     if folder is not None:
