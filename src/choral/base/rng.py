@@ -133,12 +133,14 @@ GLOBAL = {
 
 def global_states() -> dict[str, Any]:
     """Return where the generators of torch, numpy and Python stand."""
-    return {name: generator.get() for name, generator in GLOBAL.items()}
+    with LOCK:  # another thread may have seeded them for a moment
+        return {name: generator.get() for name, generator in GLOBAL.items()}
 
 
 def moved(before: Mapping[str, Any], names: Iterable[str]) -> set[str]:
     """Return those of some generators that were drawn from since."""
-    return {n for n in names if not all(map(np.array_equal, before[n], GLOBAL[n].get()))}
+    with LOCK:
+        return {n for n in names if not all(map(np.array_equal, before[n], GLOBAL[n].get()))}
 
 
 @contextmanager
