@@ -311,12 +311,6 @@ def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
     return stream.values[id(source)][1]
 
 
-def step() -> int | Tensor | None:
-    """Return the step of the running block, None outside of one."""
-    stream = now().stream
-    return None if stream is None else stream.step
-
-
 @contextmanager
 def _inner(key: Any, around: Stream, **changes: Any) -> Iterator[None]:
     """Give a block a stream of its own, and count what it draws for the one around it."""

@@ -28,12 +28,9 @@ LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 """Layers that are faster, or only possible, one by one."""
 _NUMBERS = 1 << 20  # drawn in mapped passes, at most: they stay near the processor's cache
 
-Pass = Callable[[int | Tensor], Tensor]
-"""One pass as a function of its number; the first axis of what it returns is the member's."""
 
-
-def together(call: Pass, count: int, each: int) -> Tensor:
-    """Return what passes 0 to count - 1 return, joined on the first axis, `each` of them mapped at a time."""
+def together(call: Callable[[int | Tensor], Tensor], count: int, each: int) -> Tensor:
+    """Return what `call` gives for passes 0 to count - 1 (member, ...), joined on the first axis, `each` of them mapped at a time."""
     if each == 1:
         parts = [call(number) for number in range(count)]
     else:

@@ -99,13 +99,13 @@ class DrawnStatistics(nn.Module):
             self._seen += 1
             own = self.mean[self.number], self.var[self.number]
             return F.batch_norm(x, *own, tensors["weight"], tensors["bias"], True, 1 / self._seen, layer.eps)
-        number = draws.step()
+        stream = draws.now().stream
         drawn: dict[str, Tensor] = {}
-        if number is not None:
+        if stream is not None:
             for name, rows in (("running_mean", self.mean), ("running_var", self.var)):
                 running = tensors[name]
                 assert running is not None
-                drawn[name] = torch.where(self.known, _row(rows, number % self.passes), running)
+                drawn[name] = torch.where(self.known, _row(rows, stream.step % self.passes), running)
         return operate(layer, x, {**tensors, **drawn}, training=False)
 
 
