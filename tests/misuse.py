@@ -328,7 +328,7 @@ def _data() -> Iterator[Row]:
         {"mean": (0.5,), "std": (0.2,)},
         {"mean": ("a", (), 0.5), "std": ((0.0,), (-1.0,), (NAN,), "a")},
     )
-    yield data.PadCrop, {}, {"pixels": (-1, 1.5, "4")}
+    yield data.PadCrop, {}, {"pixels": (1.5, "4")}
     yield data.TensorSource, {"x": X, "y": Y}, {"x": (None, "a", X[:3], X * NAN), "y": (None, "a", Y[:3])}
     yield data.source_of, {"data": (X, Y)}, {"data": (None, 3, "a", (X,), X), "target": ("y",)}
 
@@ -379,7 +379,6 @@ def _calls() -> Iterator[Row]:
         {
             "networks": ([], None, net(), [3], ["a.pt"], ["a.safetensors"]),
             "data": (None, (X[:, :2], Y), 3),
-            "build": (3,),
             "likelihood": (3, "gausian"),
             "combine": WORD,
             "output": ("logits",),
