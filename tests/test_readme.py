@@ -122,7 +122,7 @@ def test_what_python_a_page_shows_runs_after_the_start(page, tmp_path):
     script = tmp_path / "pasted.py"
     script.write_text("\n".join([*([GIVEN] if page != START else []), *blocks(page, "python")]))
     with contextlib.chdir(tmp_path):
-        runpy.run_path(str(script))
+        runpy.run_path(str(script), run_name="pasted")  # as in test_snippets: one name for the values of a page
 
 
 @pytest.mark.full
