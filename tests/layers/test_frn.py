@@ -78,7 +78,7 @@ def test_compaction_removes_masked_channels_in_front_of_it():
     keep = torch.tensor([True, False, True, False])
     x = torch.randn(2, 3, 8, 8)
     result = compact(network, {"0": keep}, x)
-    assert result.kept == ()
+    assert result.kept == {}
     assert [p.shape[0] for p in result.network.parameters()] == [2] * 7
     for parameter in network[0].parameters():
         parameter.data[~keep] = 0
