@@ -171,8 +171,10 @@ def simulated(mixture: Mixture, seed: int, hidden: int = 100) -> torch.Tensor:
         for name, variance in (("weight", 5), ("bias", 20)):
             value = layer.patches[name].data
             value.copy_(variance**0.5 * torch.randn(value.shape, generator=draw))
+        layer.double()  # no sum of two is 0 at a point of the grid, on any processor
+    grid = torch.linspace(-10, 10, 20_000, dtype=torch.float64).unsqueeze(1)
     with torch.no_grad(), draws.keyed(seed):
-        return layers[1](torch.sign(layers[0](torch.linspace(-10, 10, 20_000).unsqueeze(1)))).squeeze(1)
+        return layers[1](torch.sign(layers[0](grid))).squeeze(1)
 
 
 def implicit_prior(count: int = 200) -> list[dict[str, Any]]:

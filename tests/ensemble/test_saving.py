@@ -175,7 +175,7 @@ HOSTILE = {
     ),
     "an empty plan": (put("recipe", "plan", {"kind": "Phase"}), "holds a recipe that cannot run"),
     "no recipe": (lambda header: header.pop("recipe"), "recipe is missing"),
-    "a list": (put("recipe", [1]), r"recipe is \[1\], but must be dict"),
+    "a list": (put("recipe", [1]), r"recipe is \[1\]"),
     "a likelihood": (put("likelihood", {"kind": "Adam"}), "holds a Adam where a Likelihood belongs"),
     "scale": (
         put(

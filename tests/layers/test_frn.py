@@ -1,6 +1,8 @@
 import torch
+from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from choral.compaction import compact
 from choral.layers.frn import FilterResponseNorm
 
 
@@ -66,3 +68,18 @@ def test_stacked_layers_equal_single_ones():
     for i in range(4):
         for name, found in grad(loss)({n: p[i] for n, p in stacked.items()}).items():
             torch.testing.assert_close(mapped[name][i], found)
+
+
+def test_compaction_removes_masked_channels_in_front_of_it():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), FilterResponseNorm(4), nn.Conv2d(4, 2, 3)).eval()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    keep = torch.tensor([True, False, True, False])
+    x = torch.randn(2, 3, 8, 8)
+    result = compact(network, {"0": keep}, x)
+    assert result.kept == {}
+    assert [p.shape[0] for p in result.network.parameters()] == [2] * 7
+    for parameter in network[0].parameters():
+        parameter.data[~keep] = 0
+    torch.testing.assert_close(result.network(x), network(x))
