@@ -59,7 +59,9 @@ def known(figure, values):
     return any(f"{v * scale:.{digits}f}" == figure for v in values for scale in (1, 100))
 
 
-FOLDER = ("plan.json", "results.json", "evaluation.json", "comparison.json", "report.json")  # of a run or comparison
+FOLDER = {  # of a run or comparison
+    f"{name}.json" for name in ("plan", "command", "likelihood", "results", "evaluation", "comparison", "report")
+}
 
 
 def measured():
