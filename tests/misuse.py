@@ -344,7 +344,7 @@ def _calls() -> Iterator[Row]:
     }  # fmt: skip
     yield api.fit, fit, options
     machine: dict[str, tuple[Any, ...]] = {
-        "time_limit": (0, -1, "a"), "executor": WORD, "device": (3,), "precision": WORD, "checkpoint_seconds": (-1, "a"), "threads": COUNT,
+        "time_limit": (0, -1, "a"), "executor": WORD, "precision": WORD, "checkpoint_seconds": (-1, "a"), "threads": COUNT,
         "accumulate": COUNT, "data_parallel": SWITCH,
     }  # fmt: skip
     yield api.Compute, {}, machine
