@@ -284,7 +284,8 @@ class Hatch(Operator):
     """Give a compacted network its whole width back, with the same outputs in evaluation mode.
 
     Neurons that come back read their inputs through fresh weights of this place, and nobody reads them yet: outgoing
-    weights start at zero. Neurons that were masked in place keep zero weights, which train from then on.
+    weights start at zero. Neurons that were masked in place keep zero weights, which train from then on. Frozen weights are
+    those of the network that was given, so they read neurons that come back.
 
     Reference: Chen et al., "Net2Net: Accelerating Learning via Knowledge Transfer", 2016, arXiv:1511.05641.
     """
@@ -293,20 +294,21 @@ class Hatch(Operator):
 
     def apply(self, state: State, context: Context) -> State:
         whole, axes = context.fresh(), (state.form or {"axes": {}})["axes"]
+        frozen = {name for name, p in context.network(whole).named_parameters() if not p.requires_grad}
         params, buffers = (
-            {name: _widened(tensor, small[name], axes.get(name, {})) for name, tensor in full.items()}
+            {n: _widened(t, small[n], axes.get(n, {}), read=n in frozen) for n, t in full.items()}
             for full, small in ((whole.params, state.params), (whole.buffers, state.buffers))
         )
         return State(params, buffers, {n: s for n, s in state.slots.items() if n != MASK})
 
 
-def _widened(fresh: Tensor, small: Tensor, axes: Mapping[str, list[int]]) -> Tensor:
+def _widened(fresh: Tensor, small: Tensor, axes: Mapping[str, list[int]], *, read: bool) -> Tensor:
     """Return a tensor of the whole network: kept entries, fresh ones for new neurons (axis 0), zeros where kept ones would read
-    new ones (axis 1).
+    new ones (axis 1), unless they are `read`.
     """
     value, kept = fresh.clone(), {int(axis): torch.tensor(indices) for axis, indices in axes.items()}
     every = [kept.get(axis, torch.arange(size)) for axis, size in enumerate(value.shape)]
-    if 1 in kept:
+    if 1 in kept and not read:
         value[every[0]] = 0
     value[torch.meshgrid(*every, indexing="ij") if every else ...] = small
     return value
