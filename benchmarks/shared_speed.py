@@ -179,7 +179,8 @@ def main() -> None:
         for label, structure in {
             "plain": Independent(),
             "packed": Packed(members=MEMBERS, width=WIDTH),
-            "packed_2_groups": Packed(members=MEMBERS, width=WIDTH, subgroups=2),
+            # the layers of the others are too narrow for two groups
+            **({"packed_2_groups": Packed(members=MEMBERS, width=WIDTH, subgroups=2)} if name == "mlp" else {}),
             "emp": Patched(mixture=FAMILY["emp"]),
             "ecmp": Patched(mixture=FAMILY["ecmp"]),
             "batch_ensemble": BatchEnsemble(members=MEMBERS),
