@@ -281,6 +281,33 @@ def test_loaders_that_mix_or_lose_rows_are_refused_for_prediction(loader, why):
     assert len(ensemble.predict(DataLoader(Items(), 8, drop_last=True)).probs) == 32  # nothing is lost
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X, Y),
+        TensorDataset(X, Y),
+        Items(),
+        DataLoader(Items(), 5),
+        DataLoader(Items(), 5, shuffle=True),
+        DataLoader(Stream(), 5),
+    ],
+    ids=["pair", "tensors", "items", "loader", "shuffled", "stream"],
+)
+def test_evaluation_takes_inputs_and_targets_together_as_fit_does(data):
+    ensemble = choral.fit(build, (X, Y), one())
+    expected = ensemble.evaluate(X, Y)
+    assert ensemble.evaluate(data) == pytest.approx(expected, abs=1e-6)
+    temperature = ensemble.calibrated(X, Y).posthoc[0].temperatures
+    assert ensemble.calibrated(data).posthoc[0].temperatures == pytest.approx(temperature, rel=1e-3)
+
+
+@pytest.mark.parametrize("data", [X, Subset(X, range(8)), DataLoader(X, 5)], ids=["array", "dataset", "loader"])
+def test_evaluation_asks_for_targets_that_are_not_there(data):
+    ensemble = choral.fit(build, (X, Y), one())
+    with pytest.raises(InputError, match="y is None"):
+        ensemble.evaluate(data)
+
+
 def test_labels_of_a_dataset_in_memory_are_all_looked_at():
     labels = Y.clone()
     labels[31] = 5

@@ -53,7 +53,7 @@ from choral.plan.phases import Phase
 from choral.plan.walk import trainings
 
 __all__ = [
-    "DatasetSource", "Source", "TensorSource", "as_inputs", "as_targets", "as_weights", "check_batches", "inputs_of", "parted", "source_of",
+    "DatasetSource", "Source", "TensorSource", "as_inputs", "as_targets", "as_weights", "check_batches", "inputs_of", "labeled", "parted", "source_of",
 ]  # fmt: skip
 
 _PASSED_ON = ("timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory")
@@ -437,14 +437,30 @@ def check_batches(source: Source, plan: Phase) -> None:
             )
 
 
+def _in_batches(data: Any) -> Any:
+    """Return a Dataset as a DataLoader that reads it in order; anything else as it is."""
+    if isinstance(data, Dataset) or is_dataset(data):
+        return DataLoader(data, batch_size=256, collate_fn=None if isinstance(data, IterableDataset) else collated)
+    return data
+
+
+def labeled(data: Any) -> list[tuple[Any, Any]] | None:
+    """Return the inputs and targets of a pair (x, y), or of each batch of a Dataset or DataLoader; None if data has no targets."""
+    data = _in_batches(data)
+    pairs = list(data) if isinstance(data, DataLoader) else [data] if isinstance(data, tuple) else []
+    return (
+        [(x, y) for x, y in pairs]
+        if pairs and all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs)
+        else None
+    )
+
+
 def inputs_of(x: Any) -> list[Any]:
     """Return inputs to predict for, in parts: the batches of a Dataset or DataLoader in its order, anything else as it is.
 
     Items and batches are inputs alone, (x,), or pairs (x, y), whose targets are not looked at. Batches may differ in shape.
     """
-    if isinstance(x, Dataset) or is_dataset(x):
-        stream = isinstance(x, IterableDataset)
-        x = DataLoader(x, batch_size=256, collate_fn=None if stream else collated)
+    x = _in_batches(x)
     if not isinstance(x, DataLoader):
         return [x]
     _check_order(x)

@@ -23,7 +23,7 @@ from choral.base.values import guarded, is_whole, typed
 from choral.calibration import StackingWeights, Temperature, fit_stacking
 from choral.calibration.members import Correction
 from choral.data.inputs import Transforms, written
-from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of
+from choral.data.sources import as_inputs, as_targets, as_weights, inputs_of, labeled
 from choral.data.tensors import arranged, check_same_order, names_of
 from choral.deploy.export import export, table_of
 from choral.engine.blueprint import Blueprint
@@ -373,7 +373,9 @@ class Ensemble:
         if table is not None and is_frame(x):
             y = table.targets(as_frame(x, "x"), path="x") if y is None else table.targets_of(y)
         if y is None:
-            raise InputError("y is None; give the labels or targets of x: evaluate(x, y).")
+            raise InputError(
+                "y is None; give the labels or targets of x: evaluate(x, y), or a Dataset or DataLoader of pairs."
+            )
         check_same_order(x, y)
         return arranged(y, self._interface.columns, "y")
 
@@ -435,27 +437,32 @@ class Ensemble:
         `choral.comparison.evaluation.evaluate` also measures costs, calibration curves, and out-of-distribution and corrupted inputs.
 
         Args:
-            x: inputs, as given to predict.
-            y: their labels or targets; by default the target column of the file or data frame.
+            x: inputs, as given to predict; or both, as given to fit: a pair (x, y), or a Dataset or DataLoader of pairs.
+            y: their labels or targets; by default those in x, or the target column of the file or data frame.
             sample_weight: a weight for each row, as in `fit`; scores that are not means over rows are then left out.
             options: further arguments of predict.
         """
-        y = self._arranged_targets(x, y)
-        outputs = self.outputs(x, **options)
-        self._check_targets(y, outputs)
+        outputs, y = self._judged(x, y, **options)
         prediction = self._corrected(outputs)
         targets = prediction.targets(y)
         return scores_of(
             prediction, targets, None if sample_weight is None else as_weights(sample_weight, len(targets))
         )
 
-    def _check_targets(self, y: Any, outputs: Tensor) -> None:
-        """Raise InputError for targets that these outputs (row, batch, ...) cannot be judged by, as `fit` would."""
+    def _judged(self, x: Any, y: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Return raw outputs (row, batch, ...) and the targets of their rows; InputError for targets that `fit` would refuse."""
+        pairs = labeled(x) if y is None and self.table is None else None
+        if pairs is None:
+            y, outputs = self._arranged_targets(x, y), self.outputs(x, **options)
+        else:
+            y = torch.cat([as_targets(self._arranged_targets(*pair)) for pair in pairs])
+            outputs = torch.cat([self.outputs(self._interface.chosen(part), **options) for part, _ in pairs], 1)
         targets = as_targets(y)
         rows = len(targets) if targets.dim() else 1
         if not rows or rows != outputs.shape[1]:
             raise InputError(f"y has {rows} rows and x has {outputs.shape[1]}; give equally many, at least one.")
         self.likelihood.check_judged(targets, tuple(outputs.shape[2:]))
+        return outputs, y
 
     @property
     def _digest(self) -> str:
@@ -484,14 +491,12 @@ class Ensemble:
         Weights of members, as those of a table's mixture, are kept unless `options` ask for others.
 
         Args:
-            x: held-out inputs, as given to predict.
-            y: their labels or targets; by default the target column of a data frame.
+            x: held-out inputs, or both, as given to evaluate.
+            y: their labels or targets; by default those in x.
             batch_size: most rows evaluated at once.
             options: what to fit, as in `choral.ensemble.ensemble.fit_corrections`: temperature='ensemble', stacking=True, level=0.9; by default one temperature of the ensemble.
         """
-        y = self._arranged_targets(x, y)
-        outputs = self.outputs(x, batch_size=batch_size)
-        self._check_targets(y, outputs)
+        outputs, y = self._judged(x, y, batch_size=batch_size)
         kept = [value for value in self.posthoc if type(value) is StackingWeights and not options.get("stacking")]
         prediction = correct(self._uncorrected(outputs), kept)
         return self.with_posthoc(*kept, *typed(fit_corrections)(prediction, y, **options))
