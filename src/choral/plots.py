@@ -341,11 +341,14 @@ def importance(found: Mapping[str, Any], *, most: int = 12, ax: Ax = None) -> "A
     return ax
 
 
-def dependence(curve: Mapping[str, Any], *, output: int = -1, ax: Ax = None, unit: str = "") -> "Axes":
-    """Draw the mean prediction (`output`) by the value of one column, with the spread of the members; categories are points."""
+def dependence(
+    curve: Mapping[str, Any], *, output: int = -1, noise: bool = False, ax: Ax = None, unit: str = ""
+) -> "Axes":
+    """Draw the mean prediction (`output`), or noise, by the value of one column, with the spread of the members."""
     ax, words = _axes(ax), [short(v, 14) for v in curve["values"]]
-    means = np.array(curve["mean"], dtype=float)[:, output]
-    members = np.array(curve["members"], dtype=float)[:, :, output]
+    what = f"{'mean noise' if noise else 'mean prediction'}{unit and f' ({unit})'}"
+    means = np.array(curve["noise"]) if noise else np.array(curve["mean"], dtype=float)[:, output]
+    members = means[None] if noise else np.array(curve["members"], dtype=float)[:, :, output]
     if curve["at"] is None:
         places = -np.arange(len(words))
         ax.hlines(places, members.min(0), members.max(0), color="C0", alpha=0.4, lw=3)
@@ -353,7 +356,7 @@ def dependence(curve: Mapping[str, Any], *, output: int = -1, ax: Ax = None, uni
         ax.set_yticks(places, words)
         ax.set_ylim(0.5 - len(words), 0.5)
         _thousands(ax, "x")
-        ax.set_xlabel(f"mean prediction{unit and f' ({unit})'}")
+        ax.set_xlabel(what)
         return ax
     ax.plot(curve["at"], members.T, color="C0", alpha=0.25, lw=0.8)
     ax.plot(curve["at"], means, color="C0", lw=1.8)
@@ -363,7 +366,7 @@ def dependence(curve: Mapping[str, Any], *, output: int = -1, ax: Ax = None, uni
     ):  # dates, or an order of words
         few = range(0, len(words), -(-len(words) // 4))
         ax.set_xticks([curve["at"][i] for i in few], [words[i] for i in few])
-    ax.set(xlabel=short(str(curve["column"]), 30), ylabel=f"mean prediction{unit and f' ({unit})'}")
+    ax.set(xlabel=short(str(curve["column"]), 30), ylabel=what)
     return ax
 
 

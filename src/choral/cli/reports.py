@@ -42,8 +42,8 @@ def evaluate(
     if keep and not ensemble.is_dir():
         raise InputError(f"--keep writes into a run folder, but {ensemble} is not one; leave it out.")
     loaded = load(ensemble)
-    x, y, shape = _rows_of(loaded, data, holdout, targets=True)
-    x, y = _not_trained_on(loaded, data, x, y, alone=held_out)
+    x, y, shape, labels = _rows_of(loaded, data, holdout, targets=True)
+    x, y, labels = _not_trained_on(loaded, data, x, y, labels, alone=held_out)
     other = None if ood is None else _rows_of(loaded, ood, holdout, targets=False)[0]
     with called(data):
         loaded.likelihood.check_judged(as_targets(y), tuple(loaded.outputs(x[:1]).shape[2:]))
@@ -51,7 +51,7 @@ def evaluate(
         with called(ood):
             loaded.outputs(other[:1])  # says what is wrong with them before anything is measured
     strange: dict[str, Any] = {"ood": other, "ood_name": f"the inputs of {ood}"}
-    trial = evaluation.make_trial(x, y, **strange, corruptions=corruptions or (), image_shape=shape)
+    trial = evaluation.make_trial(x, y, **strange, corruptions=corruptions or (), image_shape=shape, labels=labels)
     found = evaluation.judge(loaded, trial) | {"data": Path(data).name}
     found |= {"importance": columns.importance(loaded, x, y)} if importance else {}
     if keep:
@@ -100,13 +100,14 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
         table(f"corruptions of {found['corruptions']['rows']} rows", list(rows[0]), rows)
 
 
-def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, Any, tuple[int, int] | None]:
-    """Return inputs, targets (None if they are not wanted) and image shape of test data, encoded as the ensemble's own."""
+def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[Any, ...]:
+    """Return inputs, targets (None if they are not wanted), image shape and labels of test rows."""
     from choral.data.problems import BUILT_IN, origin_of
     from choral.tables.problems import load_problem
 
     if data not in BUILT_IN:
-        return *read_rows(loaded, Path(data), targets=targets)[:2], None
+        x, y, frame = read_rows(loaded, Path(data), targets=targets)
+        return x, y, None, None if frame is None else loaded.table.labels(frame)
     problem = load_problem(data, holdout=holdout)
     origin = loaded.table.origin if loaded.table is not None else ""
     if origin.startswith(f"{data} ") and origin != origin_of(data, holdout):
@@ -114,24 +115,24 @@ def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[
             f"this ensemble was fitted on {origin}, and --holdout {holdout:g} would scale the rows in another way and take "
             "rows it was trained on; give the same."
         )
-    return problem.x_test, problem.y_test, problem.image_shape
+    return problem.x_test, problem.y_test, problem.image_shape, None
 
 
-def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, *, alone: bool) -> tuple[Any, Any]:
-    """Return the rows to measure, and say how many of them were trained on."""
+def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, labels: Any, *, alone: bool) -> tuple[Any, Any, Any]:
+    """Return the rows to measure, and print how many of them were trained on."""
     seen = loaded.table.seen if loaded.table is not None else None
     if seen is None and not alone:
-        return x, y
+        return x, y, labels
     known: Any = None if seen is None else seen.find(x, y)
     if alone:
         if known is None or known.all():
             why = "the training rows are not known" if known is None else f"every row of {data} was trained on"
             raise InputError(f"--held-out: {why}, so no row is left to measure; leave it out.")
-        return x[~known], y[~known]
+        return x[~known], y[~known], labels and [label for label, old in zip(labels, known) if not old]
     if known.mean() > 1e-4:  # one in 70,000 is taken for known that is not
         rest = "" if known.all() else "; --held-out measures the others alone"
         note(f"choral: {known.sum():,} of {len(known):,} rows of {data} were trained on, so the scores flatter{rest}.")
-    return x, y
+    return x, y, labels
 
 
 def report(

@@ -1,1 +1,1 @@
-"""Methods judged on the same rows: the trial, the judge, comparisons, maps of function space."""
+"""Comparisons of methods on the same rows, and the evaluation of one ensemble."""

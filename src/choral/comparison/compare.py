@@ -1,4 +1,4 @@
-"""compare: several methods on the same network and data at equal budget, in one table."""
+"""compare: several methods on the same network and data at the same budget, in one table."""
 
 import inspect
 import itertools
@@ -41,7 +41,7 @@ _SLACK = 1.005
 
 
 class Spending:
-    """Counts what recipes would spend on a network and training data, in epochs of the plain network; `options` as in `choral.fit`."""
+    """Counts the cost of recipes on a network and training data, in epochs of the plain network; `options` as in `choral.fit`."""
 
     def __init__(self, build: Build | nn.Module, data: Any, options: Mapping[str, Any]):
         self._build = build
@@ -51,7 +51,7 @@ class Spending:
         self._tasks = dict[str, Task]()  # by structure and objective: the network is inspected once for all budgets
 
     def epochs(self, recipe: Recipe) -> float:
-        """Return the epochs of the plain network that cost as many operations as a recipe's training."""
+        """Return the epochs of the plain network that cost as many FLOPs as training by a recipe."""
         recipe = recipe.settled(self.points)
         if not self._plain:  # operations of an epoch, without what only the recipe's objective adds
             one = Flops(self._task(Recipe(name="plain", plan=recipe.plan)), self._source).train(None)
@@ -76,18 +76,18 @@ def within(
     points: int | None = None,
     **said: Any,
 ) -> Recipe:
-    """Return the recipe of a method that takes at most a budget.
+    """Return the recipe of a method that costs at most a budget.
 
-    A method that runs several members on each batch gets fewer epochs; a sparse one does not get more for the operations that it saves.
+    A method that runs several members on each batch gets fewer epochs; a sparse method gets no more for the FLOPs that it saves.
 
     Args:
-        budget: the operations of so many epochs of the plain network.
+        budget: FLOPs, as a number of epochs of the plain network.
         epochs: length of one training instead.
-        members: where the method has a choice; None is its default, or as many as have the steps they need.
+        members: number of members, for methods that have a choice; None is the default, or as many as get enough steps.
         training: settings shared by all methods but those that have their own.
-        spending: counts operations; None takes the budget for epochs, whatever they cost, and every default as it is.
-        points: training points, if they are known: of few, a method may have options of its own (`Method.for_few`).
-        said: settings (lr, optimizer, schedule) that replace also those that a method depends on.
+        spending: counts FLOPs; None counts epochs only and keeps all defaults.
+        points: number of training rows, if known; a method may have other options for few rows (`Method.for_few`).
+        said: settings (lr, optimizer, schedule) that also replace the settings that a method depends on.
     """
     make(name)  # raises for one that there is not
     options: dict[str, Any] = {"epochs": epochs, "budget": budget, "training": METHODS[name].trained(training, **said)}
@@ -112,7 +112,7 @@ def within(
 
 
 def _attempt(name: str, options: dict[str, Any], spending: Spending) -> tuple[Recipe | None, float]:
-    """Return a recipe within the budget and the part of the steps it needs that its worst training has; None if its members are too many."""
+    """Return a recipe within the budget and its share of the steps it needs; None for the recipe if it has too many members."""
     try:
         recipe = _affordable(name, options, spending)
     except (InputError, UserWarning):
@@ -123,7 +123,6 @@ def _attempt(name: str, options: dict[str, Any], spending: Spending) -> tuple[Re
 
 
 def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -> Recipe:
-    """Return a recipe within the budget of its epochs, or the cheapest there is."""
     recipe = make(name, **options)
     if spending is None or options["budget"] is None:
         return recipe
@@ -140,7 +139,6 @@ def _affordable(name: str, options: dict[str, Any], spending: Spending | None) -
 
 
 def _lasting(recipe: Recipe, budget: int | None, spending: Spending | None) -> Recipe:
-    """Return a recipe that a user made, with about a budget if it has no epochs of its own."""
     if not recipe.enough or budget is None:
         return recipe
     made = recipe.lasting(budget)
@@ -151,10 +149,10 @@ def _lasting(recipe: Recipe, budget: int | None, spending: Spending | None) -> R
 def recipes_for(
     methods: str | Sequence[str | Recipe], *, said: Mapping[str, Any] | None = None, **options: Any
 ) -> list[Recipe]:
-    """Return recipes at the same budget; names take the shared `options` of `within` and what is `said`. Recipes stay as they are, but
-    that those without epochs of their own take the budget.
+    """Return recipes at the same budget; those given by name get the shared `options` of `within` and the settings in `said`.
 
-    `members` is given to the methods for which more than one member makes sense. One name is that method, 'all' all of them.
+    Recipes given as values stay as they are, except that those without epochs get the budget. `members` is used for methods that can have
+    more than one. 'all' is every method.
     """
     if isinstance(methods, str | Recipe):
         methods = list(METHODS) if methods == "all" else [methods]
@@ -188,7 +186,7 @@ def compare(
     corruptions: Sequence[str] | str = "all",
     **options: Any,
 ) -> Comparison:
-    """Fit several methods with the same budget and return one table: `rows`, and `findings` in words.
+    """Train several methods with the same budget and return one table: its `rows`, and its `findings` as sentences.
 
     >>> x, y = np.random.default_rng(0).normal(size=(80, 3)).astype("f"), np.arange(80) % 2
     >>> data = x[:60], y[:60], x[60:], y[60:]
@@ -197,21 +195,21 @@ def compare(
     ['single', 'snapshot']
 
     Args:
-        build: the network, as for `fit`.
+        build: the network, as in `fit`.
         data: (x_train, y_train, x_test, y_test) or a problem.
         methods: names or recipes; 'all' is all methods.
-        budget: of each method, in epochs of one plain network; a recipe with epochs of its own keeps them.
-        equal: what is the same for all: 'operations' gives methods that run several members on each batch fewer epochs, and sparse
-            ones no more; 'epochs' counts epochs alone.
-        members: members where a method has a choice; if None its own default, or as many as have the steps they need.
-        training: optimizer, learning rate, batch size and schedule of all methods given by name, but those that depend on their own, which
-            take the batch size. Recipes keep theirs.
-        run_dir: a folder for all runs: each resumes by itself; `comparison.json` holds the table.
-        seed: root seed of every method; or several: the table then holds means, with standard deviations and the differences to a
-            baseline (single, or the first method), paired by seed. Each seed has a folder of its own in run_dir.
-        ood: inputs of another data set; made from the test inputs (`choral.data.images.strange`) if None.
+        budget: the budget of each method, in epochs of one plain network; a recipe with epochs of its own keeps them.
+        equal: 'operations' gives all methods the same FLOPs, so that methods that run several members on each batch get fewer epochs;
+            'epochs' gives them the same epochs.
+        members: number of members, for methods that have a choice; None is the method's default, or as many as get enough steps.
+        training: optimizer, learning rate, batch size and schedule of the methods given by name. Methods that depend on their own settings
+            use only the batch size.
+        run_dir: a folder for all runs, each of which can be resumed; `comparison.json` in it contains the table.
+        seed: the seed of every method, or several. With several, the table contains means, standard deviations, and differences to a
+            baseline (single, or the first method), paired by seed. Each seed has its own folder in run_dir.
+        ood: inputs of another data set; by default they are made from the test inputs (`choral.data.images.strange`).
         corruptions: names of corruptions (`choral.corruptions`), 'all', or () for none; images only.
-        options: further arguments of `fit`, for every method; a cluster in `compute` trains all methods and seeds side by side.
+        options: further arguments of `fit`, for every method; a cluster in `compute` trains all methods and seeds in parallel.
     """
     check_options("compare", list(inspect.signature(compare).parameters)[:-1], options)
     (problem, columns), compute = _problem(data), options.get("compute") or Compute()
@@ -267,7 +265,7 @@ def _checked_seeds(seed: Any) -> list[int]:
 
 
 def _problem(data: Any) -> tuple[Problem, dict[str, tuple[str, ...]]]:
-    """Return data as a problem, and the names of the columns of training data that are data frames."""
+    """Return data as a problem, and the column names of data frames among the training data."""
     if isinstance(data, Problem):
         return data, {}
     if not isinstance(data, tuple | list) or len(data) != 4:
@@ -287,7 +285,7 @@ def _named(recipes: Sequence[Recipe]) -> dict[str, Recipe]:
 
 
 def heard(callbacks: Any, name: str, recipe: Recipe) -> Callback | None:
-    """Return the callback of one method: its own bar where `callbacks` draws bars."""
+    """Return the callback of one method: a bar of its own if `callbacks` draws bars."""
     return callbacks(name, recipe.epochs, recipe.length) if isinstance(callbacks, Bars) else one_of(callbacks)
 
 
@@ -299,9 +297,7 @@ def _measured(
     run_dir: Path | None,
     options: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, Any]]:
-    """Fit and judge every recipe with one seed; return the rows, by method a sentence on a budget that is below what it needs, and what a
-    report shows beyond them.
-    """
+    """Train and score every recipe with one seed; return the rows, the warnings about budgets by method, and the details for a report."""
     rows, below, evaluations = [], dict[str, str](), {}
     for name, recipe in recipes.items():
         folder = None if run_dir is None else run_dir / folder_name(name)
@@ -322,7 +318,7 @@ def _measured(
 
 
 def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | str = "all") -> Trial:
-    """Return what all methods are judged by: the test rows, out-of-distribution ones (`ood`, or made from them), and corrupted ones of images."""
+    """Return the rows on which all methods are scored: test rows, out-of-distribution rows (`ood`, or made from them), corrupted images."""
     x, shape, name = problem.x_test, problem.image_shape, "the given second data set"
     if ood is None:
         ood, name = strange(x, shape=shape)
@@ -330,4 +326,4 @@ def trial_of(problem: Problem, *, ood: Any = None, corruptions: Sequence[str] | 
     if corruptions == "all" and not images:
         corruptions = ()
     strangers: dict[str, Any] = {"ood": ood, "ood_name": name, "corruptions": corruptions}
-    return make_trial(x, problem.y_test, image_shape=shape, corrupted_rows=200, **strangers)
+    return make_trial(x, problem.y_test, image_shape=shape, corrupted_rows=200, labels=problem.labels, **strangers)

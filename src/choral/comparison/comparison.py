@@ -1,7 +1,4 @@
-"""Comparison: the table of several methods over one or several seeds, as text, frame, CSV or LaTeX, and its findings in words.
-
-Differences that may be noise are called so.
-"""
+"""Comparison: the table of several methods over one or several seeds, as text, data frame, CSV or LaTeX, with findings as sentences."""
 
 import math
 import statistics
@@ -32,11 +29,11 @@ _DEAR = 1.25  # times the baseline's training, above which the advice says so
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better a method is than another in a measure, over seeds.
+    """How much better one method is than another in a score, over seeds.
 
     Attributes:
-        gain: the mean, above 0 if it is better.
-        noise: how large it may be by chance (95 %, paired by seed); None for one seed.
+        gain: the mean difference, above 0 if the first is better.
+        noise: the 95 % half-width of that mean, paired by seed; None for one seed.
     """
 
     gain: float
@@ -51,7 +48,7 @@ class Difference:
 
 
 def difference(name: str, own: Sequence[float], other: Sequence[float]) -> Difference:
-    """Return how much better the first is than the second in a measure, paired by seed.
+    """Return how much better the first method is than the second in a score, paired by seed.
 
     >>> difference("nll", [0.10, 0.11, 0.12], [0.20, 0.20, 0.23]).word, difference("nll", [0.1, 0.3], [0.2, 0.2]).word
     ('better', 'level')
@@ -71,7 +68,7 @@ Values = dict[str, dict[str, list[float]]]
 
 
 def by_method(by_seed: BySeed) -> Values:
-    """Return, by method, the measures that are finite in the rows of every seed, each as a list over the seeds."""
+    """Return, by method, the scores that are finite for every seed, each as a list over seeds."""
     found: Values = {}
     for row in by_seed[0]:
         own = [r for rows in by_seed for r in rows if r["method"] == row["method"]]
@@ -81,7 +78,7 @@ def by_method(by_seed: BySeed) -> Values:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether something can be shown, sorted and drawn as a number.
+    """Return whether a value can be shown, sorted and drawn as a number.
 
     >>> is_number(0.5), is_number(True), is_number(float("nan")), is_number("0.5"), is_number(10**400)
     (True, False, False, False, False)
@@ -90,7 +87,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def verdict(by_seed: BySeed, *, baseline: str) -> tuple[str | None, list[str]]:
-    """Return the method to use, if methods can be compared, and the findings: first that method, then a sentence on each other one, best first."""
+    """Return the recommended method, None without a comparison, and the findings: a sentence on that method, then one on each other."""
     values = by_method(by_seed)
     score = next((n for n in ("nll", "pinball", "loss") if n in values.get(baseline, {})), None)
     if score is None or len(values) < 2:
@@ -119,13 +116,15 @@ def _about(values: Values, method: str, baseline: str) -> str:
 
 
 def _ratio(values: Values, method: str, baseline: str, name: str) -> float:
-    """Return how many times as large a measure of a method is as that of the baseline; 0 if one of them is not known."""
+    """Return a score of a method divided by that of the baseline; 0 if one of them is unknown."""
     own, held = (statistics.fmean(values[m].get(name, [0.0])) for m in (method, baseline))
     return own / held if own and held else 0.0
 
 
 def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> tuple[str, str]:
-    """Return the method to use, and a sentence that says so: the best in the score of those that beat the baseline beyond noise and are no worse in accuracy or RMSE and in calibration."""
+    """Return the recommended method, and a sentence about it: the best score among those that beat the baseline beyond noise and are no
+    worse in accuracy or RMSE and in calibration.
+    """
 
     def is_sound(method: str) -> bool:
         found = _compared(values, method, baseline).items()
@@ -157,7 +156,7 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
-    """Return words as a list in a sentence.
+    """Join words as in a sentence.
 
     >>> _listed(["a", "b", "c"])
     'a, b and c'
@@ -173,12 +172,12 @@ _MARKS = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitild
 
 @dataclass(frozen=True)
 class Comparison:
-    """The scores of several methods, and what a report shows of them.
+    """The scores of several methods.
 
     Attributes:
-        rows: one flat dict for each method; over several seeds, of means.
-        settings: data, budget, seed and training.
-        details: evaluation (by method, see `choral.comparison.evaluation.judge`), findings; over several seeds `over_seeds`.
+        rows: one flat dict for each method, of means if there are several seeds.
+        settings: data, budget, seed and training settings.
+        details: the evaluation by method (see `choral.comparison.evaluation.judge`), findings and, for several seeds, `over_seeds`.
     """
 
     rows: list[dict[str, Any]]
@@ -187,36 +186,36 @@ class Comparison:
 
     @property
     def shown(self) -> list[str]:
-        """The scores of a small table, as the task names them."""
+        """Names of the scores that the printed table shows."""
         found = (e["shown"] for e in self.details.get("evaluation", {}).values() if "shown" in e)
         return list(next(found, [n for n in ("accuracy", "rmse", "nll") if n in self.rows[0]]))
 
     @property
     def deviations(self) -> dict[str, dict[str, float]]:
-        """By method and measure, the standard deviation over seeds; empty for one seed."""
+        """Standard deviations over seeds, by method and score; empty for one seed."""
         return dict(self.details.get("deviations", {}))
 
     @property
     def differences(self) -> dict[str, dict[str, dict[str, float]]]:
-        """By method and measure, the mean difference to the baseline of the same seed and its standard error; empty for one seed."""
+        """Mean differences to the baseline of the same seed and their standard errors, by method and score; empty for one seed."""
         return dict(self.details.get("differences", {}))
 
     @property
     def best(self) -> str | None:
-        """The method that the findings advise; None if fewer than two methods can be compared."""
+        """The recommended method; None if fewer than two methods can be compared."""
         return self.details.get("best")
 
     @property
     def findings(self) -> list[str]:
-        """The findings as sentences: which method to use, then one for each method (`choral.comparison.comparison.verdict`)."""
+        """Which method to use, then a sentence on each method."""
         return list(self.details.get("findings", []))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return rows and settings as plain types."""
+        """Return rows and settings as plain Python types."""
         return {"rows": self.rows, "settings": self.settings}
 
     def to_frame(self) -> Any:
-        """Return the rows as a pandas DataFrame, one line for each method; deviations over seeds in columns `<measure>_std`."""
+        """Return a pandas DataFrame with one line for each method; columns `<score>_std` have the standard deviations over seeds."""
         import pandas
 
         stds = self.deviations
@@ -224,15 +223,15 @@ class Comparison:
         return pandas.DataFrame(rows)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """Return the rows as CSV, every measure in a column; with a path, write them there too."""
+        """Return all scores as CSV; if `path` is given, write them to that file too."""
         return _kept(self.to_frame().to_csv(index=False, lineterminator="\n"), path)
 
     def to_latex(self, path: str | Path | None = None, *, measures: Sequence[str] | None = None) -> str:
-        """Return a table for LaTeX with the package booktabs, the best of each measure bold; with a path, write it too.
+        """Return a LaTeX table (package booktabs) with the best value of each score in bold.
 
         Args:
-            path: where to.
-            measures: its columns; those of the printed table if None.
+            path: file to write the table to as well.
+            measures: the columns; by default those of the printed table.
         """
         names = list(self.shown if measures is None else measures)
         unknown = [n for n in names if not any(n in row for row in self.rows)]
@@ -270,7 +269,7 @@ class Comparison:
 
 
 def over_seeds(parts: Mapping[int, Comparison], *, baseline: str) -> Comparison:
-    """Return one comparison of several seeds: means of every measure, deviations, and differences to the baseline, paired by seed."""
+    """Return one comparison of several seeds: means, standard deviations, and differences to the baseline, paired by seed."""
     first = next(iter(parts.values()))
     values = by_method([part.rows for part in parts.values()])
     rows, deviations, differences = [], {}, {}

@@ -1,7 +1,7 @@
-"""Everything that is measured about one ensemble, as plain numbers.
+"""Evaluation of one ensemble: all measurements as plain numbers.
 
-A `Trial` is the rows that ensembles are judged by: clean ones, out-of-distribution ones and corrupted ones, made once so that all see the
-same. `judge` returns the measures of an ensemble on a trial as a dict of JSON types; `evaluate` also makes the trial.
+A `Trial` is a set of rows to score ensembles on: clean, out-of-distribution and corrupted ones, made once for all methods. `judge`
+scores an ensemble on a trial; `evaluate` makes the trial first.
 """
 
 import contextlib
@@ -38,6 +38,7 @@ class Trial:
         x, y: clean test data.
         ood, ood_name: inputs from elsewhere, or None, and what they are.
         corrupted: corruption -> inputs at each of the severities, of the rows with the numbers `corrupted_rows`.
+        labels: what the rows are called in reports; their numbers if None.
     """
 
     x: Any
@@ -47,10 +48,11 @@ class Trial:
     corrupted: dict[str, list[np.ndarray]] = field(default_factory=dict)
     corrupted_rows: Any = ()
     severities: tuple[int, ...] = SEVERITIES
+    labels: Sequence[str] | None = None
 
     @cached_property
     def digest(self) -> str:
-        """A short text that changes with the rows, and with the version of choral that judges."""
+        """A digest of the rows and of the version of choral."""
         state = hashlib.blake2b(repr((__version__, self.ood_name, self.severities, list(self.corrupted))).encode())
         inputs = [pair for x in (self.x, self.ood) if x is not None for pair in batches.named_leaves(x)]
         held = [self.y, np.asarray(self.corrupted_rows, np.int64)]
@@ -72,6 +74,7 @@ def make_trial(
     severities: Sequence[int] = SEVERITIES,
     image_shape: tuple[int, int] | None = None,
     corrupted_rows: int = 500,
+    labels: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Trial:
     """Return the rows to judge by.
@@ -84,14 +87,15 @@ def make_trial(
         corruptions: names of `choral.corruptions`, or 'all' for the fifteen common ones; images only (bytes, or numbers from 0 to 1).
         severities: from 1 to 5.
         image_shape: height and width of images stored flat.
-        corrupted_rows: rows that are corrupted, at most; drawn by the seed.
-        seed: of the corruptions.
+        corrupted_rows: largest number of corrupted rows, drawn by the seed.
+        labels: what the rows are called in reports; their numbers if None.
+        seed: seed of the corruptions.
     """
     x, y, ood = as_inputs(x), np.atleast_1d(y), None if ood is None else as_inputs(ood)
     if batches.rows(x) != len(y) or not len(y):
         raise InputError(f"x has {batches.rows(x)} rows and y {len(y)}; give as many of both, and at least one.")
     if not corruptions:
-        return Trial(x, y, ood, ood_name)
+        return Trial(x, y, ood, ood_name, labels=labels)
     from choral.corruptions import COMMON, corrupt
 
     if not isinstance(x, Tensor):
@@ -104,7 +108,7 @@ def make_trial(
         name: [from_images(corrupt(images, name, severity=s, seed=seed), like=x.numpy()) for s in severities]
         for name in corruptions
     }
-    return Trial(x, y, ood, ood_name, corrupted, keep, tuple(severities))
+    return Trial(x, y, ood, ood_name, corrupted, keep, tuple(severities), labels)
 
 
 _SHOWN = 16  # members in matrices, at most
@@ -114,7 +118,7 @@ _LONG = 10.0  # seconds of a prediction that is not taken twice
 
 
 def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **options: Any) -> dict[str, Any]:
-    """Return everything that is measured about an ensemble on test inputs and their targets, as plain JSON types.
+    """Return all measurements of an ensemble on test inputs and their targets, as plain JSON types.
 
     Further options (ood, corruptions, severities, ...) are those of `make_trial`.
     """
@@ -124,10 +128,10 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
 
 
 def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[str, Any]:
-    """Return everything that is measured about an ensemble on a trial.
+    """Return all measurements of an ensemble on a trial.
 
-    Keys: task, rows, members, scores, cost, sizes, diversity, histograms, what the kind of prediction has (reliability, or coverage and
-    intervals), ood and corruptions.
+    Keys: task, rows, members, scores, cost, sizes, diversity, histograms, ood, corruptions, and those of the kind of prediction
+    (reliability, or coverage and intervals).
     """
     prediction, seconds = _timed(ensemble, trial.x, batch_size)
     targets = prediction.targets(trial.y)
@@ -145,6 +149,8 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         "diversity": {"measure": measure, "matrix": plain(matrix)},
     }
     found |= plain(prediction.details(targets) | risk(prediction, targets))
+    if trial.labels is not None:
+        found |= {"worst": [row | {"row": trial.labels[row["row"]]} for row in found.get("worst", [])]}
     if trial.corrupted:
         found["corruptions"] = _corruptions(ensemble, trial, batch_size)
     other = None if trial.ood is None else ensemble._predictive(trial.ood, batch_size=batch_size)
@@ -161,7 +167,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
 
 
 def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, float]:
-    """Return a prediction and its seconds; it is taken twice unless it is long, since the first call of a shape prepares it."""
+    """Return a prediction and its seconds; short ones are timed twice, since the first call of a shape prepares it."""
     seconds: list[float] = []
     while len(seconds) < 2 and sum(seconds) < _LONG:
         started = time.perf_counter()
@@ -171,7 +177,7 @@ def _timed(ensemble: Ensemble, x: Any, batch_size: int) -> tuple[Predictive, flo
 
 
 def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of an ensemble's evaluation."""
+    """Return the row of an ensemble in a comparison."""
     epochs = ensemble.info.get("counted", {}).get("epochs", ensemble.recipe.epochs)  # training may have stopped early
     row: dict[str, Any] = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": epochs}
     row |= flat(evaluation)
@@ -180,7 +186,7 @@ def row_of(ensemble: Ensemble, evaluation: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Return the scalars of an evaluation, also of a file, with the means over corruptions and the AUROC."""
+    """Return the scalars of an evaluation, with means over corruptions and the AUROC."""
     row: dict[str, Any] = evaluation["scores"] | evaluation["cost"] | evaluation.get("corruptions", {}).get("means", {})
     if "ood" in evaluation:
         row["ood_auroc"] = evaluation["ood"]["scores"].get(evaluation["ood"].get("best"), {}).get("auroc")
@@ -188,13 +194,13 @@ def flat(evaluation: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep(folder: Path, ensemble: Ensemble, evaluation: dict[str, Any], trial: Trial) -> None:
-    """Write an ensemble's evaluation into the evaluation.json of its run folder, where `choral report` finds it."""
+    """Write an ensemble's evaluation to evaluation.json in its run folder, where `choral report` reads it."""
     found = {"evaluation": {ensemble.recipe.name: evaluation}, "judged_by": trial.digest, "ensemble": ensemble._digest}
     write_json(folder / "evaluation.json", found, within=folder)
 
 
 def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, Any]:
-    """Return the evaluation that the run folder keeps if it is of the same members and rows; else judge, and keep it."""
+    """Return the evaluation in the run folder if it is of the same members and rows; otherwise evaluate, and write it there."""
     stored: dict[str, Any] = {}
     with contextlib.suppress(RunError):  # all that a damaged file says is said again
         stored = (None if folder is None else read_json(folder / "evaluation.json")) or {}
@@ -208,7 +214,7 @@ def judged(folder: Path | None, ensemble: Ensemble, trial: Trial) -> dict[str, A
 
 
 def plain(values: Any, digits: int = 6) -> Any:
-    """Return tensors, in dicts and lists, as nested lists of floats with a few significant digits."""
+    """Return tensors, also in dicts and lists, as nested lists of floats rounded to a few significant digits."""
     match values:
         case dict():
             return {name: plain(v, digits) for name, v in values.items()}
@@ -231,9 +237,9 @@ def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
 
 
 def sizes(prediction: Predictive, targets: Tensor) -> list[dict[str, float]]:
-    """Return measures of ensembles of some of the members: the mean and the standard deviation over random choices.
+    """Return scores of ensembles of some of the members: the mean and the standard deviation over random choices.
 
-    The choices are windows of one random circle of the members, so each member is chosen about equally often.
+    Choices are windows of a random circular order, so that each member is chosen about equally often.
     """
     members = prediction.rows_by_member()
     circle = np.random.default_rng(0).permutation(len(members)).tolist() * 2
@@ -251,7 +257,7 @@ def sizes(prediction: Predictive, targets: Tensor) -> list[dict[str, float]]:
 
 
 def risk(prediction: Predictive, targets: Tensor) -> dict[str, Any]:
-    """Return the error of the rows that are kept when the least certain ones are left out, by the share that is kept."""
+    """Return the error of the remaining rows when the least certain rows are left out, by the share that remains."""
     rows, alarm = prediction.row_scores(targets), prediction.sureness()[1]
     name = next((n for n in ("accuracy", "mse") if n in rows), None)
     if name is None or rows[name].shape != alarm.shape:
@@ -287,7 +293,7 @@ def _corruptions(ensemble: Ensemble, trial: Trial, batch_size: int) -> dict[str,
 
 
 def histograms(prediction: Predictive, other: Predictive | None = None) -> dict[str, Any]:
-    """Return shares of rows by entropy or standard deviation, in bins of equal ratio, in and out of distribution."""
+    """Return histograms of the entropy or standard deviation of rows, in log-spaced bins, in and out of distribution."""
     name, inside = prediction.sureness()
     sets = {"in": inside, **({} if other is None else {"out": other.sureness()[1]})}
     both = torch.cat(list(sets.values())).double()

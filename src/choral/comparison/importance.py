@@ -1,4 +1,4 @@
-"""What an ensemble makes of each column: permutation importance and partial dependence, of the ensemble and of each member alone.
+"""Permutation importance and partial dependence of columns, for the ensemble and for each member.
 
 References: Breiman, "Random Forests", 2001, Section 10; Friedman, "Greedy function approximation", 2001, Section 8.2.
 """
@@ -24,7 +24,7 @@ _OUTPUTS = 10  # curves of one column, at most
 
 
 class Part(NamedTuple):
-    """The numbers of one column of a table or an array, or of one of several inputs: `leaves(x)[input][:, places]`."""
+    """The inputs of one column of a table or an array, or one of several inputs: `leaves(x)[input][:, places]`."""
 
     name: str
     input: int
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 def parts_of(ensemble: Ensemble, inputs: Batch) -> list[Part]:
-    """Return what is permuted together: the numbers of a table's column, a column of an array, or one of several inputs."""
+    """Return the units of permutation: the inputs of each column, or each of several inputs."""
     leaves, table = list(batches.named_leaves(inputs)), ensemble.table
     if table is not None and table.columns:
         ends = np.cumsum([c.width for c in table.columns]).tolist()
@@ -54,17 +54,17 @@ def parts_of(ensemble: Ensemble, inputs: Batch) -> list[Part]:
 def permutation_importance(
     ensemble: Ensemble, x: Any, y: Any = None, *, repeats: int = 5, rows: int = 2000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Return how much worse the scores get when each column is permuted (`sklearn.inspection`), the most important first.
+    """Return how much worse scores get when each column is permuted (`sklearn.inspection`), the most important column first.
 
-    A dict for each column: `column`, and by measure `worse` (the mean over permutations; for accuracy how much it falls), `error` (its
-    standard error) and `members` (the same mean for each member alone).
+    Each dict has `column` and, by score, `worse` (the mean over permutations), `error` (its standard error) and `members` (the mean for
+    each member alone).
 
     Args:
-        x: labeled inputs as given to predict, best ones that were not trained on.
-        y: their targets; of a table's data frame its own target column if None.
-        repeats: times that each column is permuted.
-        rows: that are used, at most, drawn by the seed.
-        seed: of rows and permutations; a permutation is the same for all columns.
+        x: labeled inputs as given to predict, preferably not training rows.
+        y: their targets; by default the target column of a data frame.
+        repeats: permutations of each column.
+        rows: largest number of rows, drawn by the seed.
+        seed: seed of rows and permutations; all columns share the permutations.
     """
     inputs, targets = as_inputs(ensemble._arranged(x)), ensemble._arranged_targets(x, y)
     parts = parts_of(ensemble, inputs)
@@ -74,7 +74,7 @@ def permutation_importance(
     given, y = batches.part(inputs, torch.from_numpy(kept)), np.asarray(targets)[kept]
 
     def score(_: Any, taken: np.ndarray, y: Any) -> dict[str, float]:
-        """Return the scores, larger ones better, when each part (column of `taken`) comes from the rows with these numbers."""
+        """Return scores, larger ones better, with each part (column of `taken`) taken from the rows of these numbers."""
         leaves = [leaf.clone() for leaf in batches.leaves(given)]
         for part, numbers in zip(parts, taken.T):
             leaves[part.input][:, part.places] = batches.leaves(given)[part.input][numbers][:, part.places]
@@ -107,17 +107,18 @@ def permutation_importance(
 def partial_dependence(
     ensemble: Ensemble, x: Any, column: str, *, points: int = 20, rows: int = 500, seed: int = 0
 ) -> dict[str, Any]:
-    """Return the mean prediction over some rows when all of them have one value of a column, for several values.
+    """Return the partial dependence of predictions on a column: the mean over rows when all have the same value of it.
 
-    Keys: `column`; `values`, in words; `at`, as numbers, where the values lie on a line (dates: days since 1970), else None; `outputs`,
-    the names of what is predicted; `mean` (value, output) of the ensemble and `members` (member, value, output).
+    Keys: `column`; `values` as text; `at`, the values as numbers if they are ordered (dates: days since 1970), else None; `outputs`,
+    the names of the outputs; `mean` (value, output) of the ensemble; `members` (member, value, output); `noise` (value,), the mean
+    aleatoric standard deviation of the first target, empty for classes.
 
     Args:
         x: inputs as given to predict.
-        column: its name; `x0`, `x1`, ... of an array.
-        points: values, at most: quantiles of numbers, the most frequent categories.
-        rows: that are used, at most, drawn by the seed.
-        seed: of the rows.
+        column: the name of the column; `x0`, `x1`, ... for an array.
+        points: largest number of values: quantiles of numbers, the most frequent categories.
+        rows: largest number of rows, drawn by the seed.
+        seed: seed of that draw.
     """
     made = as_inputs(ensemble._arranged(x))
     known = {p.name: p for p in parts_of(ensemble, made) if p.places is not ...}
@@ -127,13 +128,14 @@ def partial_dependence(
     part = known[column]
     grid = list(_grid(part.column, batches.leaves(made)[0][:, part.places].double().numpy(), points))
     few = batches.part(made, torch.from_numpy(_some(batches.rows(made), rows, seed)))
-    curves, alone = [], []
+    curves, alone, noise = [], [], []
     for _, _, code in grid:
         (leaf,) = (leaf.clone() for leaf in batches.leaves(few))
         leaf[:, part.places] = torch.as_tensor(code, dtype=leaf.dtype)
         prediction = ensemble._predictive(batches.filled(few, [leaf]))
         curves.append(prediction.mean.double().flatten(1).mean(0)[:_OUTPUTS])
         alone.append(prediction.by_member(prediction.member_values).double().flatten(2).mean(1)[:, :_OUTPUTS])
+        noise += [float(prediction.aleatoric.double().sqrt().flatten(1).mean(0)[0])] if prediction.like_targets else []
     outputs = (ensemble.table.classes if ensemble.table is not None else ()) or tuple(map(str, range(len(curves[0]))))
     return {
         "column": column,
@@ -142,11 +144,12 @@ def partial_dependence(
         "outputs": list(outputs[: len(curves[0])]),
         "mean": torch.stack(curves).tolist(),
         "members": torch.stack(alone, 1).tolist(),
+        "noise": noise,
     }
 
 
 def _grid(column: Column | None, codes: np.ndarray, points: int) -> Iterator[tuple[str, float | None, np.ndarray]]:
-    """Yield values that occur: in words, as a place on a line if there is one, and as the numbers they became."""
+    """Yield values of a column: as text, as a number if values are ordered, and as inputs of the network."""
     places = codes[:, 0] if column is None else column.places(codes)
     if places is not None and np.isfinite(places).any():
         held = np.flatnonzero(np.isfinite(places))
@@ -163,12 +166,11 @@ def _grid(column: Column | None, codes: np.ndarray, points: int) -> Iterator[tup
 
 
 def _some(count: int, most: int, seed: int) -> np.ndarray:
-    """Return the numbers of at most so many rows, in their order."""
     return np.sort(np.random.default_rng(seed).permutation(count)[:most])
 
 
 def importance(ensemble: Ensemble, x: Any, y: Any = None, *, shown: int = 6, seed: int = 0) -> dict[str, Any]:
-    """Return what an evaluation keeps: `columns` as `permutation_importance` has them, by `measure`, and `dependence` on the first of them."""
+    """Return what an evaluation stores: `columns` of `permutation_importance`, its `measure`, and `dependence` on the first columns."""
     columns = permutation_importance(ensemble, x, y, seed=seed)
     inputs = as_inputs(ensemble._arranged(x))
     curves = {p.name for p in parts_of(ensemble, inputs) if p.places is not ...}

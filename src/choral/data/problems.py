@@ -35,7 +35,8 @@ class Problem:
         image_shape: height and width, where inputs are images stored flat.
         likelihood: what outputs are to mean, a value or a name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
         groups, times: what decides which training rows are held out together (names), or last (numbers).
-        weights: what each training row counts, equal if None.
+        weights: weights of the training rows, equal if None.
+        labels: what the test rows are called in reports; their numbers if None.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Problem:
     groups: np.ndarray | None = None
     times: np.ndarray | None = None
     weights: np.ndarray | None = None
+    labels: list[str] | None = None
 
     @property
     def points(self) -> tuple[np.ndarray, ...]:

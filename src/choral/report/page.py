@@ -370,8 +370,8 @@ def _worst(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
     def cell(value: Any) -> Cell:
         return Cell(amount(value, unit, 6), value) if is_number(value) and "mean" in names else _cell(value, words=True)
 
-    head = ["test row", *(words.get(n, n) for n in names)]
-    made = [(shown(r.get("row")), [cell(r.get(n)) for n in names]) for r in rows]
+    head = ["row", *(words.get(n, n) for n in names)]
+    made = [(short(str(r.get("row")), 40), [cell(r.get(n)) for n in names]) for r in rows]
     yield Section("worst", tables=[Table("Worst rows", head, made)])
 
 
@@ -388,13 +388,17 @@ def _importance(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
         what = unit if output == 0 else f"probability of {short(curve['outputs'][output], 20)}"
         draw = partial(plots.dependence, curve, output=output, unit=what)
         figures.append(picture(f"dependence-{i}", f"Prediction by {short(curve['column'], 40)}", draw, (300, 200)))
+    noisy = [c for c in found["dependence"] if c.get("noise")]
+    for i, curve in enumerate(sorted(noisy, key=lambda c: min(c["noise"]) - max(c["noise"]))[:2]):
+        draw, title = partial(plots.dependence, curve, noise=True, unit=unit), f"Noise by {short(curve['column'], 40)}"
+        figures.append(picture(f"noise-{i}", title, draw, (300, 200)))
     names = [measure, *(n for n in rows[0]["worse"] if n != measure)]
     head = ["column", *(f"{label(n)} worse by" for n in names), "lowest member", "highest member"]
     made = [
         (r["column"], [_cell(r["worse"][n]) for n in names] + [_cell(f(r["members"][measure])) for f in (min, max)])
         for r in rows[:40]
     ]
-    about = {"measure": label(measure)}
+    about = {"measure": label(measure), "noise": bool(noisy)}
     yield Section("importance", about, figures, [Table("Importance of columns", head, made)])
 
 

@@ -111,7 +111,8 @@ def _from_table(
     y = table.targets(frame, path=where)
     groups, times, each = (None if part is None else part[train] for part in (groups, times, each))
     table = replace(table, seen=Seen.of(x[train], y[train]))
-    return Problem(name, x[train], y[train], x[test], y[test], table, groups=groups, times=times, weights=each)
+    about = {"groups": groups, "times": times, "weights": each, "labels": table.labels(frame.iloc[test])}
+    return Problem(name, x[train], y[train], x[test], y[test], table, **about)
 
 
 def load_problem(

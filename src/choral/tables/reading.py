@@ -33,7 +33,7 @@ _MONEY = rf"[{_SIGNS}]|{'|'.join(_CODES)}"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+\u2212]?)\s*(?P<before>{_MONEY})?\s*(?P<minus>-?)"
     r"(?P<digits>[1-9]\d{0,2}(?:[,\s'\u2019]\d{3})+(?:\.\d*)?|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*"
-    rf"(?P<after>%|{_MONEY}|°?[^\W\d_]{{1,12}}[²³]?(?:/[^\W\d_]{{1,8}}[²³]?)?)?",
+    rf"(?P<after>%|{_MONEY}|°?[^\W\d_]{{1,12}}[²³23]?(?:/[^\W\d_]{{1,8}}[²³23]?)?)?",
     re.IGNORECASE,
 )
 

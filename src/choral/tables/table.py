@@ -70,6 +70,11 @@ class Table(Value):
         """Columns that are shown next to predictions, if a table has them."""
         return tuple(c.name for c in self.columns if c.beside)
 
+    def labels(self, frame: Any) -> list[str]:
+        """Return a label for each row: its id if the frame has a column of ids, else its number in the table."""
+        ids = [name for name in self.beside if name in frame]
+        return [str(label) for label in (frame[ids[0]] if ids else frame.index)]
+
     def describe(self) -> list[dict[str, Any]]:
         """Return how each column is read, as rows of plain types."""
         return [{"column": c.name, "read_as": c.read_as, "inputs": c.width, "detail": c.detail} for c in self.columns]
