@@ -10,7 +10,7 @@ sys.path.insert(0, str(here))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import matplotlib as mpl
-from docutils.nodes import SkipNode
+from docutils.nodes import SkipNode, Text
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import choral
@@ -80,6 +80,13 @@ def short_defaults(app, what, name, obj, options, signature, returns):
     return re.sub(value, r"\1()", signature or "") or None, returns
 
 
+def dashes(app, doctree):
+    """Write a dash between a parameter and its meaning; `smartquotes` would also change options such as --json."""
+    for node in doctree.findall(Text):
+        if node.astext() == " -- ":
+            node.parent.replace(node, Text(" \u2013 "))
+
+
 def formula(self, node, inline=True):
     """Write a formula as MathML."""
     math = tex2mathml(node.astext(), as_block=not inline)
@@ -91,4 +98,5 @@ def setup(app):
     """Escape bars and powers in docstrings, which are no markup, and write formulas as MathML."""
     app.connect("autodoc-process-docstring", plain, priority=100)
     app.connect("autodoc-process-signature", short_defaults)
+    app.connect("doctree-read", dashes)
     app.add_html_math_renderer("mathml", (formula, None), (lambda self, node: formula(self, node, inline=False), None))
