@@ -1,8 +1,8 @@
-"""choral: turn one PyTorch network into a calibrated ensemble for about the price of training it once.
+"""choral: turn one PyTorch network into a calibrated ensemble for about the cost of training it once.
 
     import choral
 
-    ensemble = choral.fit(build, (x, y), choral.recipes.packed(epochs=60))  # build() returns your network
+    ensemble = choral.fit(build, (x, y), "snapshot")  # build() returns your network
     prediction = ensemble.predict(x_new)  # probs or mean, entropy or std, epistemic parts
     prediction.to_frame()
     ensemble.save("model.choral")
@@ -11,8 +11,8 @@
     choral.fit_table("houses.csv", target="price")  # a table instead of a network
     choral.compare(build, (x, y, x_test, y_test), ["single", "packed", "snapshot"], budget=60)
 
-`choral.recipes` holds the methods, `choral.metrics` and `choral.plots` what to judge them by. Names are loaded when they are
-first used, so that importing the package, and the command line's help, stay quick.
+`choral.recipes` contains the methods, `choral.metrics` the scores and `choral.plots` the figures. Names are imported on first use,
+so that `import choral` and `choral --help` are fast.
 """
 
 import sys
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """Keeps `choral.fit` and `choral.compare` the functions: loading the modules of those names would replace them."""
+    """Keep `choral.fit` and `choral.compare` functions: importing the modules of these names would replace them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _WHERE and isinstance(value, ModuleType)):

@@ -1,4 +1,4 @@
-"""fit: a network, data and a recipe in; an ensemble out. load: the way back from a file or run folder."""
+"""fit trains an ensemble from a network, data and a recipe; load reads one from a file or run folder."""
 
 import inspect
 import logging
@@ -68,12 +68,10 @@ def fit(
     torch.Size([64, 3])
 
     Args:
-        build: a function that returns a new network; or a network, which is copied, and from which methods start that take trained
-            weights. Trained weights (those of a network that differ from new draws, or that a function loads) are also the initial means
-            of Bayesian networks; methods that must draw new weights warn.
-        data: training data: a pair (x, y) of arrays or tensors, or (x, y, weights); a dataset, that is anything with `__len__` and
-            `__getitem__`, or a DataLoader over one. Several inputs are a dict in the place of x, passed to the network as keywords, or
-            a tuple or list, passed by position.
+        build: a function that returns a new network, or a network, which is copied. Some methods start from trained weights; those that
+            must draw new weights warn if the network was trained.
+        data: training data: a pair (x, y) of arrays or tensors, or (x, y, weights); a map-style dataset; or a DataLoader over one.
+            Several inputs are a dict in the place of x, passed to the network as keywords, or a tuple or list, passed by position.
         recipe: the method, for example `choral.recipes.snapshot(epochs=60)`; or its name, for its defaults.
 
         target: (data) the key of the targets, if data or the items of a Dataset are dicts.
@@ -85,38 +83,37 @@ def fit(
 
         output: (outputs) the key, position or function that selects the output of a network that returns a dict, dataclass or tuple.
             Outputs (batch,) are read as (batch, 1).
-        likelihood: (outputs) a value or a name (`choral.objectives.likelihoods.NAMES`); None infers it from y and the network's outputs,
-            and refuses if they are ambiguous.
+        likelihood: (outputs) the meaning of the outputs: a value or a name (`choral.objectives.likelihoods.NAMES`). None infers it from
+            y and the outputs, and raises an error if they are ambiguous.
 
-        validation: (validation) validation rows, scored after every epoch: a share of the data, drawn at random by the seed (of each
-            class, for labels in memory), or separate data. 'auto' holds out 15 % of few rows to 5 % of many if the recipe leaves training
-            settings open or `early_stopping` is given; None holds out nothing.
-        cv: (validation) cross-validation instead: a number of folds, or (folds, groups) with a value for each row; rows of equal value
-            stay in one fold. Every member holds out one fold (a method without a fork of members is run once for each). The ensemble then
-            has scores of all rows (`info['out_of_fold']`), conformal intervals or sets, and `out_of_fold`.
+        validation: (validation) rows scored after every epoch: a share of the data, drawn at random by the seed (stratified by class),
+            or separate data. 'auto' holds out 5 % to 15 % if the recipe leaves training settings open or `early_stopping` is given.
+            None holds out nothing.
+        cv: (validation) a number of folds for cross-validation, or (folds, groups) with a group for each row; groups stay in one fold.
+            Every member holds out one fold (a method that trains one network is run once per fold). The ensemble then has scores of
+            all rows (`info['out_of_fold']`) and conformal intervals or sets.
         early_stopping: (validation) `choral.EarlyStopping(patience=16, restore_best=True)`; epochs are then an upper bound. None trains
             to the end, and keeps the weights with the best validation score, if there are validation rows.
 
-        run_dir: (run) folder for the plan, log, checkpoints and members; or a URL that fsspec knows ('s3://bucket/run', `choral.Store`).
-            The same call resumes, bit for bit; a folder with another plan, seed or data is refused.
-        on_existing: (run) what to do with a run in that folder. 'resume' continues it. 'extend' adds branches of a fork (members of
-            deep_ensemble) or rounds of a repeat (cycles of snapshot) and keeps present members byte for byte. 'overwrite' removes the
-            files of the run, after all checks, and starts again.
+        run_dir: (run) folder for the plan, log, checkpoints and members; or a URL that fsspec supports ('s3://bucket/run', `choral.Store`).
+            The same call resumes the run, bit for bit. A folder with another plan, seed or data raises an error.
+        on_existing: (run) what to do with a run in that folder. 'resume' continues it. 'extend' adds members to a deep_ensemble or cycles
+            to a snapshot and keeps existing members. 'overwrite' removes the files of the run, after all checks, and starts again.
         seed: (run) seed of all random draws.
-        callbacks: (run) one function or several, called with every event, a dict (`choral.engine.events`, `choral.callbacks`).
+        callbacks: (run) a function or several, called with every event, a dict (`choral.engine.events`, `choral.callbacks`).
         progress: (run) whether to show a progress bar; None shows one in a terminal or notebook.
 
         device: (compute) shortcut for compute=Compute(device=...); 'auto' is CUDA, MPS or the CPU.
         compute: (compute) `choral.Compute`: device, precision, executor, threads, time limit, data parallelism, cluster.
 
     Returns:
-        The trained ensemble, with `predict`, `evaluate`, `save` and `export`. Its `info` has the cost and the end of training.
+        The trained ensemble. Its `info` contains the cost of training and the reasons for which it ended.
     """
     return train(build, data, recipe, **{n: v for n, v in locals().items() if n not in ("build", "data", "recipe")})
 
 
 def check_options(function: str, own: Iterable[str], options: Mapping[str, Any]) -> None:
-    """Raise InputError for options that are no arguments of `fit`, to which a function with arguments of its own hands them on."""
+    """Raise InputError for options that are not arguments of `fit` or of a function that passes options on to it."""
     known = list(dict.fromkeys([*own, *list(inspect.signature(fit).parameters)[3:]]))
     for name in options:
         if name not in known:
@@ -137,7 +134,7 @@ def train(
     table: Table | None = None,
     **options: Any,
 ) -> Ensemble:
-    """Train an ensemble as `fit` does, whose arguments it takes; `table` says how a table's columns became inputs."""
+    """Train an ensemble with the arguments of `fit`; `table` describes how a table's columns became inputs."""
     now = time.perf_counter()
     call = call_of(build, data, recipe, options | {"table": table})
     compute, limit = call.compute, call.compute.time_limit
@@ -176,7 +173,7 @@ def train(
 
 @contextmanager
 def _opened(run_dir: Any, compute: Compute, parts: Parts) -> Iterator[tuple[Any, Any]]:
-    """Yield the folder in which a run's files are written and, for a URL, its storage."""
+    """Yield the local folder of a run and, for a URL, its storage."""
     if not is_far(run_dir):
         # absolute, since callbacks may change the working folder, and members are read later
         yield None if run_dir is None or not parts.writes else Path(run_dir).absolute(), None
@@ -192,7 +189,7 @@ def _opened(run_dir: Any, compute: Compute, parts: Parts) -> Iterator[tuple[Any,
 def _put_together(
     call: Call, job: Job, store: MemberStore, costs: dict[str, Any], folder: Path | None, plan: dict[str, Any]
 ) -> Ensemble:
-    """Return the ensemble of what was trained, with what is estimated on its residuals."""
+    """Return the ensemble of trained members, with its noise estimated on residuals."""
     held, count, weights = chosen(store, costs["networks"], job.recipe)
     folded = call.cv is not None
     if job.validation is not None and not folded:
@@ -227,17 +224,16 @@ def load(
     likelihood: Likelihood | None = None,
     check_build: bool = True,
 ) -> Ensemble:
-    """Return a saved ensemble, from a file made by `Ensemble.save` or from a run folder.
+    """Load an ensemble from a file written by `Ensemble.save` or from a run folder.
 
     Args:
         path: the file or folder, or the URL of a run.
-        build: the network factory, not needed for networks of `choral.models`; a list, for an ensemble of different networks.
-        partial: if members of a run folder are missing or damaged (a branch diverged, a run was interrupted), load the others
-            with a warning instead of refusing.
-        output: the function that picks the networks' output, if `fit` was given one.
-        likelihood: the likelihood or `Loss` of your own, if the ensemble was fitted with one, since files contain no code.
-        check_build: whether a network with other layers, settings or forward code than the one it was fitted with is refused;
-            False trusts `build` as long as the weights fit.
+        build: the network factory, not needed for networks of `choral.models`; a list of them for an ensemble of different networks.
+        partial: load the remaining members, with a warning, if some members of a run folder are missing or damaged.
+        output: the function that selects the network's output, if `fit` was given a function.
+        likelihood: your own likelihood or `Loss`, if the ensemble was fitted with one: files contain no code.
+        check_build: whether to raise an error for a network with other layers, settings or forward code than the fitted one; False
+            checks the shapes of the weights only.
     """
     options: dict[str, Any] = {"output": output, "likelihood": likelihood, "check_build": check_build}
     if is_far(path):

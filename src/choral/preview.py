@@ -1,4 +1,4 @@
-"""show: the plan as a tree with epochs, members, parameters and FLOPs, before any training."""
+"""show prints a plan with its epochs, members, parameters and FLOPs before training."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ def show(
 
     Args:
         recipe: the method.
-        build: the network; adds parameters of all members.
+        build: the network; adds the number of parameters.
         data: training data (x, y); adds the FLOPs of training and prediction.
         early_stopping: as in `choral.fit`; epochs and FLOPs are then upper bounds.
         validation: as in `choral.fit`; held-out rows are not counted.
-        target, output, transforms, likelihood: as in `choral.fit`, where data needs them.
+        target, output, transforms, likelihood: as in `choral.fit`.
 
     >>> from choral.recipes import deep_ensemble
     >>> print(show(deep_ensemble(epochs=8, members=2)).splitlines()[0])
@@ -77,7 +77,6 @@ def show(
 
 
 def _sizes(recipe: Recipe, build: Build | nn.Module) -> str:
-    """Return the parameters of all members in words, from the network alone."""
     import torch
 
     from choral.engine.blueprint import Blueprint

@@ -1,1 +1,1 @@
-"""The ensemble: predictions, the corrections applied to them, saving and loading."""
+"""Ensembles: predictions, corrections, saving and loading."""

@@ -1,4 +1,4 @@
-"""Ensemble: members in, predictions out; saved and loaded without pickle."""
+"""Ensemble: trained members that predict, evaluate, save and export."""
 
 import copy
 import hashlib
@@ -42,13 +42,13 @@ from choral.tables.table import Table, unit_in_words
 
 
 def described(ensemble: "Ensemble") -> str:
-    """Return method, members, task, likelihood, scaling and size of an ensemble as one line."""
+    """Return a one-line description: method, members, task, likelihood, scaling and size."""
     named = {"columns left out": "columns left out: {}", "parameters": "{} parameters"}
     return ", ".join(named.get(name, "{}").format(text) for name, text in facts(ensemble).items())
 
 
 def facts(ensemble: "Ensemble") -> dict[str, str]:
-    """Return method, members, task, likelihood, scaling and size of an ensemble, by subject."""
+    """Return method, members, task, likelihood, scaling and size by name."""
     draws, info = ensemble.recipe.structure.draws, ensemble.info
     members = f"{ensemble.members} member" + ("" if ensemble.members == 1 else "s")
     left_out = ensemble.table.left_out if ensemble.table is not None else ()
@@ -74,7 +74,7 @@ def facts(ensemble: "Ensemble") -> dict[str, str]:
 
 
 def understood_by(ensemble: "Ensemble") -> str:
-    """Return what an ensemble has understood in a few words, with the unit of its targets if they have one."""
+    """Return how an ensemble interprets its targets, in a few words, with their unit."""
     said, table = said_of(ensemble.likelihood), ensemble.table
     if table is None or table.task != "regression" or not table.unit:
         return said
@@ -82,7 +82,7 @@ def understood_by(ensemble: "Ensemble") -> str:
 
 
 def said_of(likelihood: Likelihood) -> str:
-    """Return what a likelihood has understood in a few words.
+    """Return how a likelihood interprets targets, in a few words.
 
     >>> from choral.objectives import FixedGaussian
     >>> said_of(FixedGaussian(precision=4.0))
@@ -93,7 +93,7 @@ def said_of(likelihood: Likelihood) -> str:
 
 
 def _check_finite(outputs: Tensor) -> None:
-    """Raise NotFiniteError for outputs (row, batch, ...) that are no numbers, or plus infinity; a logit may be minus infinity."""
+    """Raise NotFiniteError for outputs (row, batch, ...) that are NaN or infinite; logits may be minus infinity."""
     if not outputs.is_floating_point() or bool((outputs.flatten(2).sum(2) < math.inf).all()):
         return
     bad = (outputs.isnan() | outputs.isposinf()).flatten(2).any(2)
@@ -106,7 +106,7 @@ def _check_finite(outputs: Tensor) -> None:
 
 
 def _checked(values: Sequence[Any], *, kind: type[Predictive]) -> tuple[Correction, ...]:
-    """Return corrections in the order they are applied; InputError for two of one sort, or one that its kind of prediction does not take."""
+    """Return corrections in order of application; InputError for two of one kind, or one that does not fit the task."""
     ranked: dict[int, Correction] = {}
     for value in values:
         if not isinstance(value, kind.accepts):
@@ -121,7 +121,7 @@ def _checked(values: Sequence[Any], *, kind: type[Predictive]) -> tuple[Correcti
 
 
 def correct(prediction: Predictive, values: Sequence[Correction]) -> Predictive:
-    """Return a prediction with corrections applied in order; conformal rules are kept in it for `sets` or `interval`."""
+    """Return a prediction with corrections applied in order; conformal rules are stored in it for `sets` or `interval`."""
     for value in values:
         prediction = value.corrected(prediction)
     return prediction
@@ -137,18 +137,18 @@ def fit_corrections(
     conformal: str | None = None,
     seed: int = 0,
 ) -> tuple[Correction, ...]:
-    """Return corrections fitted one after the other, each on what the ones before leave: those that are named, else one temperature.
+    """Return corrections fitted one after the other, each on the result of those before; one temperature if none is named.
 
     Args:
-        prediction: of held-out rows no member was trained on, without corrections.
+        prediction: an uncorrected prediction of held-out rows.
         y: labels or targets of those rows.
         temperature: divide logits by one number for the 'ensemble' or one for each 'member' (classification).
-        stacking: weigh members by the log score of their mixture.
-        level: nominal coverage of conformal sets or intervals; none are fitted if None.
-        conformal: one of the prediction's `rules`, the first of them if None: 'aps' or 'raps' for classes ('raps' with
-            penalty 0.01 beyond 2 classes); 'scaled' (by the predicted deviation), 'residual' or 'quantile' (the mixture's
-            own interval, corrected) for regression.
-        seed: of the random shares in sets of classes.
+        stacking: fit weights of members that maximize the log score of their mixture.
+        level: nominal coverage of conformal sets or intervals; None fits none.
+        conformal: one of the prediction's `rules`, by default the first: 'aps' or 'raps' (with penalty 0.01 beyond 2 classes) for
+            classes; 'scaled' (by the predicted standard deviation), 'residual' or 'quantile' (the mixture's own interval, corrected)
+            for regression.
+        seed: seed of randomized sets of classes.
     """
     found: list[Correction] = []
     targets = prediction.targets(y)
@@ -187,7 +187,7 @@ _PRECISIONS: dict[str, torch.dtype | None] = dict.fromkeys(("fp32", "bf16", "fp1
 
 
 class Ensemble:
-    """Trained members with everything needed to predict, made by `choral.fit` and `choral.load`."""
+    """Trained members with all that is needed to predict, made by `choral.fit` or `choral.load`."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Ensemble:
 
     @property
     def task(self) -> str:
-        """The task: 'classification', 'regression', ..."""
+        """The task, such as 'classification' or 'regression'."""
         return self.likelihood.prediction.task
 
     @property
@@ -248,7 +248,7 @@ class Ensemble:
         return html_table(list(facts(self).items()), "Ensemble", header=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies take along: not what was prepared for predictions."""
+        """Return the state to copy, without what was prepared for predictions."""
         return self.__dict__ | {"_evaluations": {}}
 
     def states(self) -> Iterator[State]:
@@ -266,9 +266,9 @@ class Ensemble:
 
     @guarded
     def member(self, index: int) -> nn.Module:
-        """Return one member as a plain network in evaluation mode, with the inputs and outputs of the given one.
+        """Return one member as a plain network in evaluation mode, with the inputs and outputs of your network.
 
-        Its outputs are those of training: logits, or numbers in standardized units if the targets were standardized.
+        Its outputs are logits, or numbers in standardized units if the targets were standardized.
         """
         if not is_whole(index, 0) or index >= self.members:
             raise InputError(f"member {index} does not exist; this ensemble has members 0 to {self.members - 1}.")
@@ -297,7 +297,7 @@ class Ensemble:
 
     @guarded
     def _outputs_once(self, x: Any, *, batch_size: int = 1024) -> Tensor:
-        """Return what `outputs` returns for an array, up to rounding, at the price of a single call: nothing is prepared for others."""
+        """Return `outputs` for a single call, up to rounding: nothing is prepared for later calls."""
         ready = self._read(x, "fp32")
         return self._evaluation_for(ready, "cpu", "fp32").once(ready, batch_size=batch_size)
 
@@ -320,7 +320,7 @@ class Ensemble:
         return outputs
 
     def _read(self, x: Any, precision: str) -> Batch:
-        """Return inputs as a batch in the type of the networks; raises InputError for others than they were fitted on."""
+        """Return inputs as a batch in the dtype of the networks; InputError if they differ in structure from those in `fit`."""
         if self._floats is None:
             self._floats = self._blueprint.floats
         floats = _PRECISIONS[precision] or self._floats
@@ -329,7 +329,7 @@ class Ensemble:
         return ready
 
     def _evaluation_for(self, ready: Batch, device: str, precision: str) -> Evaluation:
-        """Return the networks prepared for inputs such as these, once for each device, precision and kind of inputs."""
+        """Return the evaluators for such inputs, made once for each device, precision and structure of inputs."""
         where = usable("cpu" if device == "auto" and precision == "fp64" else device)  # MPS has no float64
         images, floats = any(t.dim() == 4 for t in batches.leaves(ready)), _PRECISIONS[precision]
         place = (str(where), precision, images)
@@ -353,7 +353,7 @@ class Ensemble:
         return self._evaluations[place]
 
     def _arranged(self, x: Any) -> Any:
-        """Return inputs as the networks were fitted on them: a table's rows as numbers, columns of other data frames in their order."""
+        """Return inputs as in `fit`: a table's rows as numbers, columns of other data frames in the order of `fit`."""
         table = table_of(self)
         if table is None:
             return arranged(x, self._interface.columns)
@@ -367,7 +367,7 @@ class Ensemble:
         return arranged(ready, self._interface.columns)
 
     def _arranged_targets(self, x: Any, y: Any) -> Any:
-        """Return targets in the order of those fitted on; those of a table's data frame x may be in it."""
+        """Return targets with columns in the order of `fit`; by default the target column of a table's data frame x."""
         table = table_of(self)
         x = x if table is None else rows_of(x)
         if table is not None and is_frame(x):
@@ -389,23 +389,23 @@ class Ensemble:
         precision: Precision = "fp32",
         threads: int | None = None,
     ) -> Prediction:
-        """Return the prediction for some inputs; several threads may call it concurrently.
+        """Return the prediction for some inputs. Thread-safe.
 
         Args:
-            x: inputs as given to fit (arrays or tensors, or a dict, tuple or list of them), or a Dataset or DataLoader, also of a stream,
-                whose targets are ignored; for an ensemble fitted on a table, the path of a file or a pandas data frame with its
-                columns, read as `choral predict` does, or the result of `ensemble.table.inputs(frame)`.
-            batch_size: most rows evaluated at once.
+            x: inputs as given to fit: arrays or tensors, or a dict, tuple or list of them; or a Dataset or DataLoader, whose targets are
+                ignored. For an ensemble fitted on a table: a data frame with its columns, the path of a file, or the result of
+                `ensemble.table.inputs(frame)`.
+            batch_size: largest number of rows evaluated at once.
             device: where to evaluate; 'auto' is CUDA, MPS or the CPU.
-            precision: 'fp32'; 'bf16' or 'fp16' by autocast; or 'fp64', in which the prediction of a row changes by less than
-                1e-12 with the other rows, and networks are run one by one.
-            threads: threads of torch's operations during the call; None decides by the network and the number of rows.
+            precision: 'fp32'; 'bf16' or 'fp16' by autocast; or 'fp64', which runs networks one by one and in which a prediction changes by
+                less than 1e-12 with the other rows.
+            threads: threads of torch's operations during the call; by default chosen by the network and the number of rows.
         """
         outputs = self._outputs(x, batch_size, device, precision, threads)
         return Prediction(self._corrected(outputs), self._interface.target)
 
     def _predictive(self, x: Any, **options: Any) -> Predictive:
-        """Return the predictive distribution of some inputs, for code that judges or prints it; arguments as in `predict`."""
+        """Return the predictive distribution for some inputs; arguments as in `predict`."""
         return self._corrected(self.outputs(x, **options))
 
     def _corrected(self, outputs: Tensor) -> Predictive:
@@ -413,18 +413,18 @@ class Ensemble:
 
     @property
     def _numbers(self) -> list[int]:
-        """The places of its networks in the plan: all of them, unless the time limit was reached before."""
+        """The numbers of its networks in the plan; fewer than planned if the time limit was reached."""
         return list(range(self._count) if self._store.numbers is None else self._store.numbers)
 
     def _of_networks(self, numbers: Sequence[int]) -> "Ensemble":
-        """Return the ensemble of some of its networks, without corrections."""
+        """Return an ensemble of some of its networks, without corrections."""
         twin = copy.copy(self)
         twin._store, twin._count = self._store.showing(numbers), len(numbers)
         twin.posthoc, twin._out_of_fold, twin._evaluations = (), None, {}
         return twin
 
     def _uncorrected(self, outputs: Tensor, *, networks: int | None = None) -> Predictive:
-        """Return what raw outputs (row, batch, ...) predict before corrections; of so many networks, all if None."""
+        """Return the prediction of raw outputs (row, batch, ...) before corrections, of some of the networks or all."""
         classes = self.likelihood.classes(outputs)
         names = None if self.table is None or classes is None else self.table.names_of(classes)
         about = About(self.recipe.combine, names, self.recipe.structure.owners(networks or self._count))
@@ -434,12 +434,12 @@ class Ensemble:
     def evaluate(self, x: Any, y: Any = None, *, sample_weight: Any = None, **options: Any) -> dict[str, float]:
         """Return all scores of the predictions for some inputs.
 
-        `choral.comparison.evaluation.evaluate` also measures costs, calibration curves, and out-of-distribution and corrupted inputs.
+        `choral.comparison.evaluation.evaluate` also measures costs, calibration curves, out-of-distribution and corrupted inputs.
 
         Args:
-            x: inputs, as given to predict; or both, as given to fit: a pair (x, y), or a Dataset or DataLoader of pairs.
+            x: inputs, as given to predict; or with targets, as given to fit: a pair (x, y), or a Dataset or DataLoader of pairs.
             y: their labels or targets; by default those in x, or the target column of the file or data frame.
-            sample_weight: a weight for each row, as in `fit`; scores that are not means over rows are then left out.
+            sample_weight: a weight for each row, as in `fit`; scores that are not means over rows are then omitted.
             options: further arguments of predict.
         """
         outputs, y = self._judged(x, y, **options)
@@ -450,7 +450,7 @@ class Ensemble:
         )
 
     def _judged(self, x: Any, y: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Return raw outputs (row, batch, ...) and the targets of their rows; InputError for targets that `fit` would refuse."""
+        """Return raw outputs (row, batch, ...) and the targets of their rows; InputError for targets that do not fit."""
         pairs = labeled(x) if y is None and self.table is None else None
         if pairs is None:
             y, outputs = self._arranged_targets(x, y), self.outputs(x, **options)
@@ -466,7 +466,7 @@ class Ensemble:
 
     @property
     def _digest(self) -> str:
-        """A digest of what predictions follow from: members, likelihood and corrections."""
+        """A digest of members, likelihood and corrections."""
         digest = hashlib.blake2b(digest_size=16)
         for state in self.states():
             digest.update(pack_tensors(member_tensors(state), {"form": state.form}))
@@ -475,10 +475,10 @@ class Ensemble:
         return digest.hexdigest()
 
     def with_posthoc(self, *values: Correction) -> "Ensemble":
-        """Return the same members with these corrections of `choral.calibration`, in place of earlier ones.
+        """Return the same members with these corrections of `choral.calibration` instead of earlier ones.
 
-        Predictions apply a temperature and stacking weights, and offer conformal sets
-        (`prediction.sets`) or intervals (`prediction.conformal_interval`). They are saved with the ensemble.
+        Temperature and weights of members change predictions. Conformal rules add `prediction.sets()` or `prediction.conformal_interval()`.
+        Corrections are saved with the ensemble.
         """
         twin = copy.copy(self)
         twin.posthoc = _checked(values, kind=self.likelihood.prediction)
@@ -486,15 +486,16 @@ class Ensemble:
 
     @guarded
     def calibrated(self, x: Any, y: Any = None, *, batch_size: int = 1024, **options: Any) -> "Ensemble":
-        """Return the same members with corrections fitted on held-out data (rows no member was trained on), in place of earlier ones.
+        """Return the same members with corrections fitted on held-out data, instead of earlier ones.
 
-        Weights of members, as those of a table's mixture, are kept unless `options` ask for others.
+        Weights of members, such as those of a table's mixture, are kept unless `options` refit them.
 
         Args:
-            x: held-out inputs, or both, as given to evaluate.
+            x: held-out inputs, or with targets, as in evaluate.
             y: their labels or targets; by default those in x.
-            batch_size: most rows evaluated at once.
-            options: what to fit, as in `choral.ensemble.ensemble.fit_corrections`: temperature='ensemble', stacking=True, level=0.9; by default one temperature of the ensemble.
+            batch_size: largest number of rows evaluated at once.
+            options: what to fit: temperature='ensemble', stacking=True, level=0.9 (`choral.ensemble.ensemble.fit_corrections`); by default
+                one temperature.
         """
         outputs, y = self._judged(x, y, batch_size=batch_size)
         kept = [value for value in self.posthoc if type(value) is StackingWeights and not options.get("stacking")]
@@ -503,7 +504,7 @@ class Ensemble:
 
     @guarded
     def save(self, path: str | Path) -> None:
-        """Write the ensemble into one file: safetensors with a JSON header, without code."""
+        """Write the ensemble to one file: safetensors with a JSON header, without code."""
         path = Path(path)
         if path.is_dir():
             raise RunError(f"{path} is a folder; give a file name such as {path / 'ensemble.choral'}.")
@@ -514,14 +515,14 @@ class Ensemble:
     def export(self, path: str | Path, x: Any = None, *, with_members: bool = False) -> None:
         """Write one graph that predicts as the ensemble does, without choral or the network's code: .onnx, or .pt2 for torch.export.
 
-        It takes any number of rows as numbers, and returns by name what `choral.deploy.export.outputs_of` lists: probs or mean,
-        entropy or std, epistemic, aleatoric, and conformal sets or intervals. Of a table it reads `ensemble.table.read(frame)`, one number
-        for each cell. Networks that draw keep the draws of `predict`, with which it is compared before it is written.
+        It takes any number of rows, and returns by name: probs or mean, entropy or std, epistemic, aleatoric, and conformal sets or intervals
+        (`choral.deploy.export.outputs_of`). For a table it takes the numbers of `ensemble.table.read(frame)`. Networks that draw at prediction
+        keep their draws. The graph is compared with `predict` before it is written.
 
         Args:
-            path: ends in .onnx or .pt2; written completely or not at all.
-            x: some rows to test the graph with, as `predict` or as the graph takes them; random ones if None.
-            with_members: whether the predictions of each member are an output too, (row, member, ...).
+            path: a file that ends in .onnx or .pt2.
+            x: rows to test the graph with, as `predict` or as the graph takes them; random ones by default.
+            with_members: also return the predictions of each member (row, member, ...).
         """
         table = table_of(self)
         if x is not None and table is not None:

@@ -1,7 +1,7 @@
-"""What is settled once members are trained: which of them count, the size of the noise, and scores and conformal rules of out-of-fold predictions.
+"""After training: selection of members, estimation of noise, and scores and conformal rules from out-of-fold predictions.
 
-Out-of-fold predictions are what members say about training rows that were held out of their own training. They are as honest as
-predictions of new rows (a little worse, since each comes from a part of the members), and no row is lost to testing.
+Out-of-fold predictions are predictions of training rows by members that were not trained on them. They are as honest as predictions of
+new rows (a little worse, since only some members predict each row), and no row is lost to testing.
 """
 
 from dataclasses import dataclass, replace
@@ -32,9 +32,9 @@ _FEW_ROWS = 256  # rows that tell whether anything was learned
 
 
 def chosen(store: MemberStore, count: int, recipe: Recipe) -> tuple[MemberStore, int, tuple[Correction, ...]]:
-    """Return a store that shows the networks that a recipe has chosen of so many, how many, and their weights as a correction.
+    """Return a store of the networks that a recipe selected, their number, and their weights as a correction.
 
-    Everything stays as it is where the recipe does not choose, or nothing was held out to choose by.
+    Nothing changes if the recipe does not select, or if there were no held-out rows.
     """
     if not any(phase.select for phase in trainings(recipe.plan)):
         return store, count, ()
@@ -55,10 +55,10 @@ def settle_noise(
     *,
     run: str = "",
 ) -> None:
-    """Complete an ensemble's likelihood with what is estimated on some points; the folder of a run of this digest keeps it.
+    """Estimate the noise of an ensemble's likelihood; the folder of the run with this digest stores it.
 
-    The points are of training or validation, with targets as the likelihood reads them; or outputs that are known already
-    (row, batch, ...), such targets, and weights.
+    It is estimated on rows of training or validation, with targets as the likelihood reads them, or on given outputs (row, batch, ...),
+    targets and weights.
     """
     if not ensemble.likelihood.estimates:
         return
@@ -76,9 +76,9 @@ def settle_noise(
 
 
 def warn_if_doubtful(ensemble: Ensemble, source: Source, *, held_out: bool) -> None:
-    """Warn if an ensemble predicts rows no better than a constant, or if its probabilities of held-out rows are far too flat or too sharp.
+    """Warn if an ensemble predicts rows no better than a constant, or if probabilities of held-out rows are far too flat or too sharp.
 
-    The targets of the rows are as the likelihood reads them; they are training rows, or validation rows if `held_out`.
+    Targets are as the likelihood reads them; the rows are training rows, or validation rows if `held_out`.
     """
     x, y, weights = some_points(source, _FEW_ROWS)
     try:
@@ -104,7 +104,7 @@ FOLDS = "out_of_fold.safetensors"
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """Predictions for training points by members that were not trained on them."""
+    """Predictions of training rows by members that were not trained on them."""
 
     outputs: Tensor  # raw (row, point, ...), as `Ensemble.outputs`, of as many members as hold each point out
     y: Tensor  # the targets, as they are in the data
@@ -115,13 +115,13 @@ class OutOfFold:
     shares: tuple[float, ...] | None = None  # what each row counts, None if all count alike
 
     def prediction(self, ensemble: Ensemble) -> Predictive:
-        """Return what is predicted of the points, without corrections."""
+        """Return the prediction without corrections."""
         found = ensemble._uncorrected(self.outputs, networks=self.networks)
         return found if self.shares is None else found.weighed(self.shares)
 
 
 def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
-    """Return the outputs of every member for the training points held out of it; the source says the fold of each."""
+    """Return the outputs of every member for the training rows held out of it; the source contains the fold of each row."""
     assert source.folds is not None
     kept = ensemble._numbers
     own = [folds_of(ensemble.recipe.plan)[number] for number in kept]
@@ -145,7 +145,7 @@ def gathered(ensemble: Ensemble, source: Source) -> OutOfFold:
 
 
 def settle_folds(ensemble: Ensemble, source: Source, folder: Path | None = None, *, run: str = "") -> None:
-    """Complete an ensemble of folds with what its out-of-fold predictions tell: noise, scores and a conformal rule."""
+    """Add noise, scores and a conformal rule from out-of-fold predictions to a cross-validated ensemble."""
     found = gathered(ensemble, source)
     settle_noise(ensemble, (found.outputs, ensemble.likelihood.read(found.y), found.weights), folder, run=run)
     complete(ensemble, found)
@@ -154,7 +154,7 @@ def settle_folds(ensemble: Ensemble, source: Source, folder: Path | None = None,
 
 
 def complete(ensemble: Ensemble, found: OutOfFold) -> None:
-    """Give an ensemble the scores and the conformal rule of out-of-fold predictions; weights of its members stay."""
+    """Add scores and the conformal rule of out-of-fold predictions to an ensemble; weights of members are kept."""
     about, rules = judged(found, ensemble)
     weighed = [value for value in ensemble.posthoc if type(value) is StackingWeights]
     ensemble._out_of_fold = found
@@ -163,7 +163,7 @@ def complete(ensemble: Ensemble, found: OutOfFold) -> None:
 
 
 def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
-    """Write the out-of-fold predictions of an ensemble into its folder, with the digest of the run they belong to."""
+    """Write the out-of-fold predictions of an ensemble to its folder, with the digest of their run."""
     found: OutOfFold = ensemble._out_of_fold
     held = {name: getattr(found, name) for name in ("outputs", "y", "folds", "points", "weights")}
     tensors = {name: value for name, value in held.items() if value is not None}
@@ -173,7 +173,7 @@ def keep_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
 
 
 def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[dict[str, Any], tuple[Correction, ...]]:
-    """Return the scores of out-of-fold predictions, and the conformal rule fitted on them, with the coverage it reaches.
+    """Return the scores of out-of-fold predictions, the conformal rule fitted on them, and its coverage.
 
     The coverage of each fold is that of a rule fitted on the other folds.
     """
@@ -193,7 +193,7 @@ def judged(found: OutOfFold, ensemble: Ensemble, level: float = LEVEL) -> tuple[
 
 
 def read_folds(ensemble: Ensemble, folder: Path, run: str) -> None:
-    """Give a loaded ensemble what its run folder keeps of out-of-fold predictions; nothing if that is lost or another run's."""
+    """Add the out-of-fold predictions in a run folder to a loaded ensemble, unless they are missing or of another run."""
     path = folder / FOLDS
     if not path.exists():
         return

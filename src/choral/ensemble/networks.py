@@ -1,4 +1,4 @@
-"""Networks of the user's own: an ensemble of networks trained anywhere, and choral's structures in a training loop of your own."""
+"""Your own networks: ensembles of networks trained elsewhere, and choral's structures in your own training loop."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +43,9 @@ def ensemble_of(
     output: str | int | Callable[[Any], Tensor] | None = None,
     combine: Combine = "probs",
 ) -> Ensemble:
-    """Return an ensemble of networks that were trained elsewhere, to predict, calibrate, evaluate, save and report it.
+    """Return an ensemble of networks that were trained elsewhere, to predict, calibrate, evaluate, save and report.
 
-    Networks may differ in their layers if they take the same inputs and their outputs mean the same. They are copied, and the
+    Networks may differ in their layers if they take the same inputs and their outputs have the same meaning. They are copied, and the
     copies are put in evaluation mode.
 
     >>> import torch
@@ -56,13 +56,13 @@ def ensemble_of(
 
     Args:
         networks: networks; or, with `build`, their weights as state dicts or paths of .safetensors files.
-        data: some rows (x, y), or the training data, which define the meaning of the outputs; every network is
-            run on them, and a Gaussian noise that is not given is estimated on them.
+        data: rows (x, y), preferably of the training data. They determine the meaning of the outputs; every network is run on them; and
+            an unknown Gaussian noise is estimated on them.
         build: returns the network to which state dicts and files belong.
-        likelihood: what the outputs mean, as in `choral.fit`.
+        likelihood: the meaning of the outputs, as in `choral.fit`.
         transforms: transforms of inputs that the networks expect, as in `choral.fit`.
         target, output: the target in the data, and the output of the networks, as in `choral.fit`.
-        combine: how members become one prediction of classes, 'probs', 'logits' or 'vote'.
+        combine: how predictions of classes are averaged: 'probs', 'logits' or 'vote'.
     """
     if not isinstance(networks, Sequence | nn.ModuleList) or not networks:
         raise InputError(
@@ -111,7 +111,7 @@ def ensemble_of(
 
 
 def _computes(task: Task, network: nn.Module, item: Any, source: Source) -> bool:
-    """Return whether a task's network computes with the weights of another what that one, as it was given, does for some points."""
+    """Return whether a task's network with the weights of another gives the same outputs on some rows."""
     x, _ = source.example(_TRIED)
     own = task.outputs(task.blueprint.holding(state_of(network)), x)
     given = item if isinstance(item, nn.Module) else network
@@ -123,7 +123,6 @@ def _computes(task: Task, network: nn.Module, item: Any, source: Source) -> bool
 
 
 def _network(item: Any, build: Build | None, number: int) -> nn.Module:
-    """Return one of the networks given, whatever it was given as."""
     if isinstance(item, nn.Module):
         return copy.deepcopy(uncompiled(item)).requires_grad_()
     where = f"networks[{number}]"
@@ -139,9 +138,9 @@ def _network(item: Any, build: Build | None, number: int) -> nn.Module:
 
 
 class Converted:
-    """A joint network with its loss, to be trained by any loop: give the parameters of `network` to an optimizer.
+    """A joint network with its loss, for your own training loop: pass the parameters of `network` to an optimizer.
 
-    `points` are the training points, or the sum of their weights, by which a penalty such as a KL is divided.
+    `points` is the number of training rows, or the sum of their weights, by which penalties such as a KL are divided.
     """
 
     def __init__(self, task: Task, recipe: Recipe, given: nn.Module, source: Source, seed: int):
@@ -157,14 +156,14 @@ class Converted:
                 p.register_hook(lambda gradient: gradient * self._sharing.members)
 
     def loss(self, x: Any, y: Tensor, *, step: int, progress: float = 1.0, weights: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch as choral's engine has it: layout, likelihood and penalty; an autocast around it does not count.
+        """Return the loss of a batch as in `choral.fit`: likelihood and penalty. It is not affected by a surrounding autocast.
 
         Args:
             x: inputs of a batch.
             y: its targets, as they are in the data.
-            step: the number of the step, which keys every random draw.
-            progress: from 0 to 1, for penalties that rise during training.
-            weights: what each point counts, 1 on average over the training data; all alike if None.
+            step: the number of the step, which seeds all random draws.
+            progress: progress of training from 0 to 1, for penalties that rise during training.
+            weights: a weight for each row, 1 on average over the training data; None weights all rows equally.
         """
         with full_precision():
             targets = cast_targets(self._task.likelihood.read(as_targets(y)), self._task.floats)
@@ -177,7 +176,7 @@ class Converted:
 
     @guarded
     def ensemble(self) -> Ensemble:
-        """Return the ensemble of the network's members as they are now."""
+        """Return the ensemble of the current members."""
         store = MemberStore()
         store.put(0, state_of(self.network))
         recipe, task = self._recipe, self._task
@@ -197,7 +196,7 @@ def converted(
     transforms: tuple[Transform, ...] = (),
     seed: int = 0,
 ) -> Converted:
-    """Return a network converted to the structure of a recipe, with its loss, for your own loop; the plan is not used.
+    """Return a network converted to the structure of a recipe, with its loss, for your own training loop; the plan is not used.
 
     >>> import torch
     >>> x, y = torch.randn(12, 4), torch.arange(12) % 3
@@ -215,8 +214,8 @@ def converted(
     Args:
         network: a plain network; it is copied, and its weights are kept if the structure allows it.
         recipe: any recipe; its structure and objective are used.
-        data: training data, as in `choral.fit`, which define the meaning of the outputs and the number of rows.
-        likelihood: what the outputs mean, as in `choral.fit`.
+        data: training data, as in `choral.fit`. They determine the meaning of the outputs and the number of rows.
+        likelihood: the meaning of the outputs, as in `choral.fit`.
         transforms: transforms of input batches, as in `choral.fit`.
         seed: seed of the conversion and of all draws in the loss.
     """

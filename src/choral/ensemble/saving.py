@@ -1,7 +1,7 @@
-"""Saved ensembles, one file or a run folder, read back.
+"""Loading saved ensembles, from one file or a run folder.
 
-A file is checked before anything is predicted with it: its checksum, its schema, bounds on what it asks to be built, and whether it fits
-its network. The bounds are far above anything that is fitted, and hold for files alone.
+Before a file is used, its checksum, schema and sizes are checked, and whether its weights fit the network. The limits on sizes are far
+above those of real networks and apply to files only.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _GROWTH = 1_000  # parameters built for each one that is stored
 
 
 def check_counts(content: Any, where: str) -> None:
-    """Raise RunError for a count in a recipe, as it stands in a file, that is out of bounds."""
+    """Raise RunError for a count in a recipe from a file that is out of bounds."""
     match content:
         case dict():
             for name, value in content.items():
@@ -58,7 +58,7 @@ def check_counts(content: Any, where: str) -> None:
 
 
 def check(name: str, value: float, most: float, where: str) -> None:
-    """Raise RunError for a number of a file that is negative or too large."""
+    """Raise RunError for a number from a file that is negative or too large."""
     if not 0 <= value <= most:
         raise RunError(
             f"{where} asks for {name} = {value:,}, but 0 to {most:,} are read from a file; "
@@ -67,12 +67,12 @@ def check(name: str, value: float, most: float, where: str) -> None:
 
 
 def check_network(spec: Mapping[str, Any], structure: Mapping[str, Any], stored: int, where: str) -> None:
-    """Raise RunError if the network a file names is far larger than what the file stores of it.
+    """Raise RunError if the network that a file names is far larger than its stored weights.
 
     Args:
         spec: the network's name and arguments.
-        structure: the structure as a dict, whose members and widths make the network larger.
-        stored: numbers that the file stores for one network.
+        structure: the structure as a dict; its members and widths enlarge the network.
+        stored: numbers stored for one network.
         where: the file's name.
     """
     for name, value in spec["arguments"].items():
@@ -105,7 +105,7 @@ _HEADER = {
 
 
 def load_bytes(data: bytes, where: str, build: Builds | None = None, **options: Any) -> Ensemble:
-    """Return the ensemble of bytes that `Ensemble.save` writes; `where` is what to call them, options are those of `_ensemble`."""
+    """Return the ensemble in bytes written by `Ensemble.save`; `where` names them in errors, options are those of `_ensemble`."""
     with _naming(where):
         tensors, header = unpack_tensors(data, where)
         if "format" not in header:
@@ -132,7 +132,7 @@ def _members(tensors: dict[str, Tensor], forms: list[Any], where: str) -> Member
 
 
 def load_folder(path: Path, build: Builds | None, *, partial: bool, **options: Any) -> Ensemble:
-    """Return the ensemble in a run folder; `partial` leaves out missing or damaged members, with a warning, instead of refusing."""
+    """Return the ensemble in a run folder; `partial` leaves out missing or damaged members, with a warning."""
     where = str(path)
     with _naming(where):
         plan = read_plan(path)
@@ -167,7 +167,7 @@ def load_folder(path: Path, build: Builds | None, *, partial: bool, **options: A
 
 
 def _present(path: Path, run: str, expected: Sequence[int], partial: bool) -> tuple[MemberStore, int]:
-    """Return the store of a folder's members, of which there should be these numbers, and how many it shows."""
+    """Return the store of a folder's members and how many it contains of these numbers."""
     lost = MemberStore(path / "members", run=run).lost(max(expected) + 1)
     lost, count = {number: why for number, why in lost.items() if number in expected}, len(expected)
     kept = [i for i in expected if i not in lost]
@@ -185,7 +185,7 @@ def _present(path: Path, run: str, expected: Sequence[int], partial: bool) -> tu
 
 
 def _recipe(content: dict[str, Any], where: str) -> Recipe:
-    """Return a recipe whose counts are within bounds, and which can run."""
+    """Return a recipe with checked counts and plan."""
     check_counts(content, where)
     recipe: Recipe = of_kind(Recipe, content, where)
     found = recipe.problems()
@@ -207,7 +207,7 @@ def _ensemble(
     likelihood: Likelihood | None = None,
     check_build: bool = True,
 ) -> Ensemble:
-    """Return the ensemble of plain content, each part of it checked; the last three arguments are those of `choral.load`."""
+    """Return the ensemble that plain content describes, all of it checked; the last three arguments are those of `choral.load`."""
     recipe = _recipe(about["recipe"], where)
     found = Ensemble(
         _zoo(about["network"], recipe, store, count, where) if build is None else build,
@@ -239,7 +239,7 @@ def _transforms(content: Any, where: str) -> Any:
 
 
 def _interface(content: dict[str, Any], output: Any, where: str) -> Interface:
-    """Return how networks are called; a function that picks their output must be given again."""
+    """Return the interface of the networks; a function that selects their output must be given again."""
     found = of_kind(Interface, content, where)
     if not isinstance(found.output, Function):
         if output is not None:
@@ -255,7 +255,7 @@ def _interface(content: dict[str, Any], output: Any, where: str) -> Interface:
 
 
 def _likelihood(content: dict[str, Any], given: Likelihood | None, where: str) -> Likelihood:
-    """Return the likelihood a file names: a kind of the user's own must be defined, and functions must be given anew."""
+    """Return the likelihood that a file names; your own class must be defined, and functions must be given again."""
     kind = str(content.get("kind"))
     if given is not None and type(given).__name__ != kind:
         raise RunError(
@@ -272,7 +272,7 @@ def _likelihood(content: dict[str, Any], given: Likelihood | None, where: str) -
 
 @contextlib.contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Let errors about values name the file the values come from."""
+    """Name the file in errors about its values."""
     try:
         yield
     except (InputError, PlanError, ConversionError) as error:
@@ -280,7 +280,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def _zoo(network: Any, recipe: Recipe, store: MemberStore, count: int, where: str) -> Builds:
-    """Return the factories of the networks from choral's own zoo that a file names, none larger than it stores."""
+    """Return the factories of choral's own networks that a file names, none larger than its stored weights."""
     if network is None:
         raise RunError(
             f"{where} was saved from a network that is not in choral's own model zoo, and a file never decides what code is "
@@ -296,7 +296,7 @@ def _zoo(network: Any, recipe: Recipe, store: MemberStore, count: int, where: st
 
 
 def _check_fits(ensemble: Ensemble, where: str) -> None:
-    """Raise RunError if a stored member does not have the names, shapes and types of the network that is built."""
+    """Raise RunError if a stored member does not have the names, shapes and dtypes of the network."""
     for number, state in enumerate(ensemble.states()):
         network = ensemble._blueprint.network(state.form)
         wanted = _shapes(network.named_parameters()) | _shapes(network.named_buffers())

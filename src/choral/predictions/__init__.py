@@ -1,4 +1,4 @@
-"""Predictions: what an ensemble says about some points, how sure it is, and how well it did."""
+"""Predictions: predictive distributions, their uncertainty and their scores."""
 
 from choral.predictions.classification import Classification, MultiLabel
 from choral.predictions.prediction import Outputs, Prediction, Predictive, means_of, scores_of

@@ -1,4 +1,4 @@
-"""Predicted classes: one of several for each row or position (pixels, tokens), or yes and no for each of several labels."""
+"""Predictions of classes: one class for each row or position (pixels, tokens), or yes and no for each of several labels."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class Probabilities(Predictive):
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Entropy of the members' mean minus their mean entropy: what they disagree about, never negative."""
+        """Entropy of the members' mean minus their mean entropy: their disagreement, never negative."""
         return (self._entropies(self.average(self.member_probs)) - self.aleatoric).clamp(min=0)
 
     @property
@@ -117,14 +117,13 @@ class Classification(Probabilities):
     """Class probabilities of an ensemble.
 
     Args:
-        logits: (member, batch, class); dense ones keep the network's axes: (member, batch, class, height, width), say.
-        combine: 'probs' averages member probabilities (a mixture), 'logits' averages logits first, 'vote' counts the members'
-            likeliest classes.
-        names: the class labels as they were in the data, if they were not 0, 1, 2, ...
+        logits: (member, batch, class); dense outputs keep the network's axes, such as (member, batch, class, height, width).
+        combine: 'probs' averages the members' probabilities (a mixture), 'logits' their logits; 'vote' counts their most probable classes.
+        names: the class labels in the data, if they are not 0, 1, 2, ...
         axis: axis of the classes, counted from the end.
-        ignore: a label whose positions are left out of scores.
-        ordered: whether the classes are ordered, so that scores also tell how far off a prediction is.
-        unseen: classes that no training point had.
+        ignore: a label that is left out of scores.
+        ordered: whether classes are ordered; scores then include the distance from the label.
+        unseen: classes without training rows.
     """
 
     task = "classification"
@@ -156,7 +155,7 @@ class Classification(Probabilities):
 
     @cached_property
     def labels(self) -> Tensor:
-        """The likeliest class (batch,)."""
+        """The most probable class (batch,)."""
         return self.probs.argmax(self.axis)
 
     @cached_property
@@ -175,7 +174,7 @@ class Classification(Probabilities):
 
     @property
     def mixes(self) -> bool:
-        """Averaged logits and votes are no mixture."""
+        """False for averaged logits and votes."""
         return self.combine == "probs"
 
     def _conformal(self, targets: Tensor, level: float, rule: str, seed: int) -> Correction:
@@ -207,27 +206,27 @@ class Classification(Probabilities):
         return torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
 
     def _flat(self, probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities (..., row, class) and labels (row,): positions are rows, and ignored ones are left out."""
+        """Return probabilities (..., row, class) and labels (row,), with positions as rows and without ignored labels."""
         rows, kept = probs.movedim(self.axis, -1).flatten(probs.dim() - self.probs.dim(), -2), self._counted(targets)
         return (rows, targets.flatten()) if self.ignore is None else (rows[..., kept.flatten(), :], targets[kept])
 
     def _at_labels(self, values: Tensor, targets: Tensor) -> Tensor:
-        """Return the entry of each label among the classes; that of the first class where the label does not count."""
+        """Return the entry of each label among the classes; that of the first class for ignored labels."""
         known, values = torch.where(self._counted(targets), targets, 0), values.movedim(self.axis, -1)
         return values.gather(-1, known.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
     def _summed(self, logs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over each point's labels that count. Shapes: (row, batch, ...) -> (row, batch)."""
+        """Return the sum over each row's labels that are not ignored. Shapes: (row, batch, ...) -> (row, batch)."""
         counted = logs * self._counted(targets)
         return counted if counted.dim() == 2 else counted.flatten(2).sum(-1)
 
     def log_scores(self, targets: Tensor) -> Tensor:
-        """Return the log probability each member gives to each label, those of one point summed (member, batch)."""
+        """Return the log probability that each member gives to the labels of each row (member, batch)."""
         probs = self._at_labels(self.member_probs, targets).double()
         return self._summed(probs.clamp_min(PROB_FLOOR).log(), targets)
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
-        """Return probabilities of the labels that count, position by position; or logits, where those are averaged."""
+        """Return probabilities of labels that are not ignored, by position; or logits, if those are averaged."""
         labels = self._counted(targets).reshape(len(targets), -1).sum(1).clamp_min(1)
         mixes = self.combine != "logits"
 
@@ -257,7 +256,7 @@ class Classification(Probabilities):
         return wide[self._counted(targets)]
 
     def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return every measure of `choral.metrics.evaluate_classification`; those of members have their draws averaged."""
+        """Return all measures of `choral.metrics.evaluate_classification`; scores of members average their draws."""
         alone = self.by_member(self.member_probs)
         pairs, drawn = len(alone) > 1, self.learners is not None
         probs, labels = self._flat(self.member_probs, targets)
@@ -291,7 +290,7 @@ class Classification(Probabilities):
         return "disagreement", metrics.disagreement_matrix(probs)
 
     def alarms(self) -> dict[str, Tensor]:
-        """Return the scores of `choral.metrics.ood_scores`, of dense outputs the mean over a point's positions."""
+        """Return the scores of `choral.metrics.ood_scores`; for dense outputs, means over the positions of a row."""
         probs, logits = (v.movedim(self.axis, -1) for v in (self.member_probs, self.logits))
         found = metrics.ood_scores(probs.flatten(1, -2), member_logits=logits.flatten(1, -2), weights=self.shares)
         return {n: v.reshape(probs.shape[1], -1).mean(1) for n, v in found.items()}
@@ -310,11 +309,11 @@ class Classification(Probabilities):
 
 @dataclass(frozen=True)
 class MultiLabel(Probabilities):
-    """Probabilities of labels that do not exclude each other.
+    """Probabilities of labels that are not mutually exclusive.
 
     Args:
         logits: (member, batch, label), or dense with further axes.
-        names: of the answers no and yes to a single label, as they were in the data.
+        names: names of no and yes for a single label.
     """
 
     task = "labels"
@@ -334,12 +333,12 @@ class MultiLabel(Probabilities):
 
     @cached_property
     def labels(self) -> Tensor:
-        """Whether each label is likelier than not (batch, label), booleans."""
+        """Whether each label is more probable than not (batch, label), booleans."""
         return self.probs > 0.5
 
     @property
     def confidence(self) -> Tensor:
-        """Probability of the likelier side of each label (batch, label)."""
+        """Probability of the more probable answer to each label (batch, label)."""
         return torch.maximum(self.probs, 1 - self.probs)
 
     def _entropies(self, probs: Tensor) -> Tensor:
@@ -367,7 +366,7 @@ class MultiLabel(Probabilities):
         return own.clamp_min(PROB_FLOOR).log().flatten(2).sum(-1)
 
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
-        """Return a mixture of rows of labels, which belong together; its cost is that of one label."""
+        """Return the mixture of rows of labels; its cost is that of one label."""
         values, loss = mixture(self.log_scores(targets))
         labels = targets[0].numel()
         return values, lambda average: loss(average) / labels

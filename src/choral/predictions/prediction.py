@@ -1,8 +1,7 @@
-"""Prediction, what `Ensemble.predict` returns, and Predictive, what each task says behind it.
+"""Prediction, the result of `Ensemble.predict`, and Predictive, the predictive distribution of each task behind it.
 
-Members come first: every tensor a prediction holds is (member, batch, ...). A stochastic member has one row for each draw,
-and `learners` says which rows are draws of one member. Whoever judges, corrects, prints or draws a prediction asks it, and
-knows no task.
+All tensors of a prediction are (member, batch, ...). A stochastic member has one row for each draw; `learners` gives the member of each
+row. Code that scores, corrects, prints or draws predictions uses this interface and knows no task.
 """
 
 import math
@@ -26,19 +25,18 @@ from choral.calibration.members import Correction, Loss
 
 @dataclass(frozen=True, kw_only=True)
 class Predictive(ABC):
-    """The predictive distribution of an ensemble for some points; `choral.Prediction` is what users see of it.
+    """The predictive distribution of an ensemble for some rows; `choral.Prediction` is its public view.
 
-    Facts of a class: `task`, what it is called; `held`, the names of its tensors (member, batch, ...); `offers`, what
-    `choral.Prediction` shows of it, the array it stands for first; `like_targets`, whether that has the shape of targets;
-    `score`, by which ensembles are compared, smaller is better; `shown`, the scores of a small table; `alone`, the scores of members that `scores`
-    tells too; `followed`, those of `brief`; `unsure`, what says how sure it is;
-    `alarming`, what `alarms` returns, the best score of out-of-distribution inputs first; `rules`, the names of its conformal rules, the usual
-    one first; `accepts`, the corrections it takes.
+    Class attributes: `task`, its name; `held`, the names of its tensors (member, batch, ...); `offers`, the attributes of
+    `choral.Prediction`, the main array first; `like_targets`, whether that has the shape of targets; `score`, the score by which ensembles
+    are compared, smaller is better; `shown`, the scores of a small table; `alone`, the scores that `scores` also gives for members;
+    `followed`, those of `brief`; `unsure`, its measure of uncertainty; `alarming`, what `alarms` returns, the best out-of-distribution score
+    first; `rules`, the names of its conformal rules, the default first; `accepts`, the corrections it accepts.
 
     Args:
         weights: weight of each member, uniform if None.
         conformal: the conformal rule, if one was fitted.
-        learners: the member each row is a draw of; None if every row is a member of its own.
+        learners: the member of each row; None if every row is a member.
     """
 
     task: ClassVar[str]
@@ -64,17 +62,17 @@ class Predictive(ABC):
 
     @property
     def shares(self) -> Tensor | None:
-        """The weights as the metrics take them, (member,) in float64; None if uniform."""
+        """The weights (member,) in float64; None if uniform."""
         return None if self.weights is None else torch.tensor(self.weights, dtype=torch.float64)
 
     def average(self, values: Tensor) -> Tensor:
-        """Return the average over members by their weights. Shapes: (member, ...) -> (...)."""
+        """Return the weighted average over members. Shapes: (member, ...) -> (...)."""
         if self.weights is None:
             return values.mean(0)
         return torch.tensordot(torch.tensor(self.weights, dtype=values.dtype), values, dims=1)
 
     def member_variance(self, values: Tensor) -> Tensor:
-        """Return the (population) variance over members by their weights. Shapes: (member, ...) -> (...)."""
+        """Return the weighted (population) variance over members. Shapes: (member, ...) -> (...)."""
         return self.average((values - self.average(values)).square())
 
     def rows_by_member(self) -> list[list[int]]:
@@ -87,13 +85,13 @@ class Predictive(ABC):
         return list(rows.values())
 
     def by_member(self, values: Tensor) -> Tensor:
-        """Return what each member says, its draws averaged. Shapes: (row, ...) -> (member, ...)."""
+        """Return values averaged over the draws of each member. Shapes: (row, ...) -> (member, ...)."""
         if self.learners is None:
             return values
         return metrics.average_draws(values, self.learners, weights=self.shares)
 
     def of_rows(self, rows: Sequence[int]) -> Self:
-        """Return the prediction of some member rows alone; their weights are brought to sum 1 again."""
+        """Return the prediction of some member rows alone, with normalized weights."""
         kept = self.weights
         if kept is not None:
             total = sum(kept[i] for i in rows)
@@ -112,23 +110,23 @@ class Predictive(ABC):
         return self.conformal
 
     def covered(self, targets: Tensor) -> Tensor:
-        """Return whether the conformal interval or set of each point holds its target (batch, ...); for tasks with `rules`."""
+        """Return whether the conformal interval or set of each row contains its target (batch, ...); for tasks with `rules`."""
         raise NotImplementedError
 
     def counts(self, targets: Tensor) -> Tensor:
-        """Return which points are judged (batch,): all, where no label is left out of scores."""
+        """Return which rows are scored (batch,): all, unless labels are ignored."""
         return torch.ones(len(targets), dtype=torch.bool)
 
     def of_points(self, points: slice | Tensor) -> Self:
-        """Return the prediction of some of the points."""
+        """Return the prediction for some of the rows."""
         return replace(self, **{name: getattr(self, name)[:, points] for name in self.held})
 
     def weighed(self, weights: Sequence[float]) -> Self:
-        """Return the prediction with other weights of the members."""
+        """Return the prediction with other weights of members."""
         return replace(self, weights=tuple(weights))
 
     def fit_temperature(self, targets: Tensor, *, per: Any) -> Correction:
-        """Return the temperature fitted on held-out targets; tasks without logits refuse."""
+        """Return the temperature fitted on held-out targets; InputError for tasks without logits."""
         raise InputError(f"temperature divides logits, so it does not apply to {self.task}; leave it out.")
 
     def fit_conformal(self, targets: Tensor, *, level: float, rule: str | None = None, seed: int = 0) -> Correction:
@@ -144,7 +142,7 @@ class Predictive(ABC):
 
     @property
     def mixes(self) -> bool:
-        """Whether it is the mixture of its members' predictions, so that scores of mixtures say something about it."""
+        """Whether the prediction is the mixture of its members' predictions."""
         return True
 
     def check_mixture(self) -> None:
@@ -163,98 +161,98 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """Variance of what is predicted (batch, ...)."""
+        """Predictive variance (batch, ...)."""
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation of what is predicted (batch, ...)."""
+        """Predictive standard deviation (batch, ...)."""
         return self.variance.sqrt()
 
     @property
     @abstractmethod
     def aleatoric(self) -> Tensor:
-        """The part of the uncertainty that is noise in the data."""
+        """The aleatoric part of the uncertainty: noise in the data."""
 
     @property
     @abstractmethod
     def epistemic(self) -> Tensor:
-        """The part of the uncertainty that is disagreement of the members."""
+        """The epistemic part of the uncertainty: disagreement of the members."""
 
     @property
     @abstractmethod
     def member_values(self) -> Tensor:
-        """What each row predicts, (member, batch, ...): its place in function space."""
+        """The prediction of each row of members (member, batch, ...)."""
 
     @abstractmethod
     def targets(self, y: Any) -> Tensor:
-        """Return targets as this prediction compares itself with; raises InputError for ones that cannot be its targets."""
+        """Return targets in the form that scores take; InputError for targets that do not fit."""
 
     def log_scores(self, targets: Tensor) -> Tensor:
-        """Return the log score of each row for each point, where it `mixes`. Shapes: targets (batch, ...) -> (member, batch)."""
+        """Return the log score of each member row for each target, if it `mixes`. Shapes: targets (batch, ...) -> (member, batch)."""
         raise NotImplementedError
 
     @abstractmethod
     def blend(self, targets: Tensor) -> tuple[Tensor, Loss]:
-        """Return what is averaged over rows, (row, batch, ...), and what an average costs at each point: the ensemble's `score`."""
+        """Return what is averaged over rows, (row, batch, ...), and the cost of an average at each row: the ensemble's `score`."""
 
     def scores(self, targets: Tensor) -> dict[str, float]:
-        """Return every scalar measure (see `choral.metrics`): of the ensemble, and as `member_...` of members alone, each the mixture of its draws."""
+        """Return all scalar scores (see `choral.metrics`) of the ensemble, and as `member_...` the means of members' own scores."""
         found = means_of(self.row_scores(targets)) | self.joint_scores(targets)
         each = [means_of(self.of_rows(rows).row_scores(targets)) for rows in self.rows_by_member() if self.alone]
         return found | {f"member_{n}": sum(one[n] for one in each) / len(each) for n in self.alone if n in found}
 
     def joint_scores(self, targets: Tensor) -> dict[str, float]:
-        """Return those measures that are no means over points."""
+        """Return the scores that are not means over rows."""
         return {}
 
     @abstractmethod
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
-        """Return those measures that are means over points, for each point (batch,); 'mse' stands for rmse."""
+        """Return the scores that are means over rows, for each row (batch,); 'mse' stands for rmse."""
 
     def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """Return the weights of points (batch,) for the entries of `row_scores`."""
+        """Return weights of rows (batch,) for the entries of `row_scores`."""
         return weights
 
     def brief(self, targets: Tensor) -> dict[str, float]:
-        """Return the few measures that are followed while members are added or inputs corrupted; `score` is among them."""
+        """Return a few scores, for curves over ensemble size or corruptions; `score` is among them."""
         found = means_of(self.row_scores(targets)) | self.joint_scores(targets)
         return {name: found[name] for name in self.followed}
 
     @abstractmethod
     def details(self, targets: Tensor) -> dict[str, Any]:
-        """Return what a report draws of the task: tensors or plain numbers under the names the report knows."""
+        """Return the data for the figures of a report, by name."""
 
     @abstractmethod
     def likeness(self, targets: Tensor) -> tuple[str, Tensor]:
-        """Return the name of a measure between members and its matrix (member, member), draws averaged first."""
+        """Return the name and the matrix (member, member) of a measure between members, after averaging their draws."""
 
     def sureness(self) -> tuple[str, Tensor]:
-        """Return a name, and a number for each point (batch,) that is larger where the prediction is less sure."""
+        """Return a name and values (batch,) that are larger where the prediction is less certain."""
         return self.unsure, self._by_point(self.unsure)
 
     def alarms(self) -> dict[str, Tensor]:
-        """Return scores (batch,) that are larger for stranger inputs."""
+        """Return scores (batch,) that are larger for out-of-distribution inputs."""
         return {name: self._by_point(name).double() for name in self.alarming}
 
     def _by_point(self, name: str) -> Tensor:
-        """Return the mean over each point's own axes of something it has (batch, ...)."""
+        """Return the mean of values (batch, ...) over all axes but the batch."""
         found: Tensor = getattr(self, name)
         return found.reshape(len(found), -1).mean(1)
 
     @abstractmethod
     def columns(self, level: float = 0.95) -> dict[str, list[Any]]:
-        """Return the prediction as columns of a table, one entry for each point; intervals of numbers cover `level`."""
+        """Return the prediction as columns of a table, one entry for each row; intervals of numbers cover `level`."""
 
 
 def scores_of(prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
-    """Return every measure; with weights of the points (batch,), those that are means over points, each point by its weight."""
+    """Return all scores; with weights of rows (batch,), the weighted means of those that are means over rows."""
     if weights is None:
         return prediction.scores(targets)
     return means_of(prediction.row_scores(targets), prediction.row_weights(targets, weights))
 
 
 def means_of(rows: dict[str, Tensor], weights: Tensor | None = None) -> dict[str, float]:
-    """Return measures from those of points: their means, by weight; the root of 'mse' as 'rmse'.
+    """Return scores from those of rows: weighted means, and the root of 'mse' as 'rmse'.
 
     >>> means_of({"mse": torch.tensor([1.0, 7.0])}, torch.tensor([1.0, 1.0]))
     {'rmse': 2.0}
@@ -270,7 +268,7 @@ _ROWS, _COLUMNS = 3, 7  # of a table on the screen, at most
 
 
 def _shown(name: str, doc: str, of: str = "", *, root: bool = False) -> Any:
-    """Return a property: a tensor of the distribution in the shape of y, by its own name there, or the root of a variance."""
+    """Return a property: a tensor of the distribution in the shape of y, under its own name there, or the root of a variance."""
 
     def get(prediction: "Prediction") -> Tensor:
         found = prediction._like_y(getattr(prediction._task_has(name), of or name))
@@ -283,12 +281,12 @@ def _shown(name: str, doc: str, of: str = "", *, root: bool = False) -> Any:
 class Prediction:
     """The prediction of an ensemble for some rows.
 
-    `len(p)` is the number of rows, and `p[3]`, `p[:5]`, `p[mask]` and `p[indices]` are predictions of those rows. All values are tensors whose
-    first axis is the rows (the members' axis comes before it in `members`). Numbers have the units and the shape of `y` in `fit`: (n,) for
-    targets (n,), (n, k) for (n, k). Values that a task does not have raise AttributeError, which names those it has.
+    `len(p)` is the number of rows; `p[3]`, `p[:5]`, `p[mask]` and `p[indices]` are predictions of those rows. All values are tensors with the
+    rows on the first axis (second in `members`). Numbers have the units and the shape of `y` in `fit`: (n,) for targets (n,), (n, k) for
+    (n, k). An attribute that the task does not have raises an AttributeError that lists those it has.
 
     Args:
-        found: the predictive distribution of all members.
+        found: the predictive distribution.
         target: the shape of one target in `fit`; None keeps the shapes of the networks' outputs.
     """
 
@@ -303,7 +301,7 @@ class Prediction:
         return int(getattr(self._found, self._found.held[0]).shape[1])
 
     def __getitem__(self, rows: Any) -> "Prediction":
-        """Return the prediction of some rows: an index, a slice, a boolean mask or an array of indices, as numpy takes them."""
+        """Return the prediction of some rows: an index, a slice, a boolean mask or an array of indices, as in numpy."""
         which = np.arange(len(self))[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
         if which.ndim > 1:
             raise IndexError(f"a prediction has one axis, its rows; the index makes {which.ndim}.")
@@ -314,7 +312,7 @@ class Prediction:
         return np.asarray(getattr(self, self._found.offers[0]), dtype=dtype)
 
     def __dir__(self) -> list[str]:
-        """Return what this task has."""
+        """Return the attributes of this task."""
         return [*self._found.offers, "members", "scores", "task", "to_frame"]
 
     if not TYPE_CHECKING:  # a type checker reports names that are not here
@@ -352,21 +350,21 @@ class Prediction:
         """Return the lower and upper ends of the central interval.
 
         Args:
-            level: its probability; None is 0.95, or that between the outermost fitted quantiles.
+            level: its probability; by default 0.95, or that between the outermost fitted quantiles.
         """
         low, high = self._task_has("interval").interval(*[] if level is None else [level])
         return self._like_y(low), self._like_y(high)
 
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
-        """Return the interval fitted by `ensemble.calibrated(x, y, level=0.9)`, or by folds: it covers the target with that probability."""
+        """Return the conformal interval fitted by `ensemble.calibrated(x, y, level=0.9)` or by cross-validation."""
         low, high = self._task_has("conformal_interval").conformal_interval()
         return self._like_y(low), self._like_y(high)
 
     def quantiles(self, levels: Sequence[float] | None = None) -> Tensor:
-        """Return quantiles of the predictive distribution, the levels in the last axis.
+        """Return quantiles of the predictive distribution, with the levels on the last axis.
 
         Args:
-            levels: probabilities; None is (0.05, 0.5, 0.95), or the quantiles that were fitted.
+            levels: probabilities; by default (0.05, 0.5, 0.95), or the fitted quantiles.
         """
         found = self._task_has("quantiles").quantiles_at(levels)
         return self._like_y(found.movedim(-1, 0), before=2).movedim(0, -1)
@@ -379,7 +377,7 @@ class Prediction:
         """Return the conformal set of each row as booleans (row, class), or (..., 2) for no and yes of each label.
 
         Args:
-            seed: of the randomized sets of classes, which draw one number for each row.
+            seed: seed of randomized sets of classes.
         """
         found = self._task_has("sets").sets(seed=seed)
         return self._like_y(found.movedim(-1, 0), before=2).movedim(0, -1) if self._target is not None else found
@@ -390,15 +388,15 @@ class Prediction:
         return self._like_y(self._found.by_member(self._found.member_values), before=2)
 
     def scores(self, y: Any) -> dict[str, float]:
-        """Return every score against the targets of these rows, by name: NLL, accuracy or RMSE, calibration, diversity, ..."""
+        """Return all scores against the targets of these rows, by name: NLL, accuracy or RMSE, calibration, diversity, ..."""
         return self._found.scores(self._found.targets(y))
 
     def to_frame(self, level: float = 0.95, index: Any = None) -> Any:
         """Return a pandas DataFrame with one line for each row: predictions, uncertainties and, for numbers, an interval.
 
         Args:
-            level: coverage of the interval, which is the model's own; the fitted one is `conformal_interval()`.
-            index: labels of the lines, such as the index of the frame that was predicted.
+            level: coverage of the interval, which is that of the mixture; `conformal_interval()` is the fitted one.
+            index: the index of the frame, such as that of the frame passed to predict.
         """
         import pandas
 
@@ -417,7 +415,7 @@ class Prediction:
         return f"{said}, {name} {tuple(getattr(self, name).shape)}"
 
     def _head(self) -> list[list[str]]:
-        """Return the first rows of its table as text, under their names; nothing for predictions that make no table."""
+        """Return the first rows of its table as text; empty for predictions that have no table."""
         try:
             columns = self._found.of_points(slice(_ROWS)).columns()
         except InputError:
@@ -428,14 +426,14 @@ class Prediction:
         return [[*shown, *more], *([*row, *more] for row in rows)]
 
     def _task_has(self, name: str) -> Any:
-        """Return the distribution if its task has something of this name."""
+        """Return the distribution if it has an attribute of this name."""
         if name not in self._found.offers:
             offers = (*self._found.offers, "members", "scores", "to_frame")
             raise AttributeError(no_attribute(f"a prediction of {self.task}", name, offers))
         return self._found
 
     def _like_y(self, values: Tensor, before: int = 1) -> Tensor:
-        """Return values whose axes after the first `before` have the shape of one target."""
+        """Return values with the axes after the first `before` in the shape of one target."""
         if self._target is None or math.prod(values.shape[before:]) != math.prod(self._target):
             return values
         return values.reshape(*values.shape[:before], *self._target)
@@ -447,8 +445,8 @@ class Outputs(Predictive):
 
     Args:
         member_outputs: (member, batch, ...).
-        function: the loss, called with outputs and targets (batch, ...).
-        shape: what of the outputs is shown; the outputs themselves if None.
+        function: the loss, a function of outputs and targets (batch, ...).
+        shape: a function applied to the outputs; None shows the outputs themselves.
     """
 
     task = "outputs"
@@ -479,12 +477,12 @@ class Outputs(Predictive):
 
     @property
     def epistemic(self) -> Tensor:
-        """The same: a loss says nothing about noise."""
+        """The variance of outputs over members."""
         return self.variance
 
     @property
     def aleatoric(self) -> Tensor:
-        """Zero: a loss says nothing about noise."""
+        """Zero: a loss contains no model of the noise."""
         return torch.zeros_like(self.mean)
 
     def targets(self, y: Any) -> Tensor:
@@ -506,7 +504,7 @@ class Outputs(Predictive):
         return each.double().flatten(1).mean(1) if each.dim() > 1 else each.double()
 
     def row_weights(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """Return the weights; raises InputError for a loss that gives one number for all points."""
+        """Return the weights; InputError for a loss that gives one number for all rows."""
         if not self.function(self.member_outputs[0], targets.clone()).dim():
             raise InputError(
                 f"the loss {getattr(self.function, 'name', 'given')} returns one number for a batch, so weights of points cannot be honored; return "

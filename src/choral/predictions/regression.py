@@ -1,4 +1,4 @@
-"""Predicted numbers: Gaussian mixtures, mixtures of any torch distribution, and quantiles."""
+"""Predictions of numbers: Gaussian mixtures, mixtures of other torch distributions, and quantiles."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ _ROWS, _WORST = 400, 10  # of pictures, and of a table, at most
 
 
 class _Real(Predictive):
-    """Real targets: errors of the members' centers, and intervals that hold a target or do not."""
+    """Real targets: errors of the members' centers, and coverage of intervals."""
 
     @cached_property
     def epistemic(self) -> Tensor:
@@ -46,7 +46,7 @@ class _Real(Predictive):
 
     @abstractmethod
     def conformal_interval(self) -> tuple[Tensor, Tensor]:
-        """Return the interval that holds the target with the nominal probability (batch, target)."""
+        """Return the interval that contains the target with the nominal probability (batch, target)."""
 
     def covered(self, targets: Tensor) -> Tensor:
         low, high = self.conformal_interval()
@@ -64,7 +64,7 @@ class _Real(Predictive):
         return "correlation of errors", metrics.correlation_matrix(self.by_member(self.member_values) - targets)
 
     def _drawn_intervals(self, targets: Tensor, ends: tuple[Tensor, Tensor], level: float) -> dict[str, Any]:
-        """Return the intervals of some rows, spread over the range of the mean, and the rows of the largest errors."""
+        """Return the intervals of some rows, spread over the range of the mean, and the rows with the largest errors."""
         named = {"target": targets, "mean": self.mean, "low": ends[0], "high": ends[1]}
         columns = {n: v.flatten(1)[:, 0] for n, v in named.items()}
         order = columns["mean"].argsort()
@@ -75,7 +75,7 @@ class _Real(Predictive):
 
 
 class Numbers(_Real):
-    """Numbers with a distribution from each member, (member, batch, target), that are mixed; scores are computed in float64."""
+    """A mixture of the members' distributions (member, batch, target); scores are computed in float64."""
 
     shown = ("rmse", "nll", "mae", "coverage_95")
     alone = ("rmse", "nll", "crps")
@@ -95,7 +95,7 @@ class Numbers(_Real):
 
     @property
     def _units(self) -> tuple[Tensor, Tensor]:
-        """What training subtracted from targets, and divided them by."""
+        """The offset and the scale of targets in training."""
         return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
 
     @property
@@ -126,7 +126,7 @@ class Numbers(_Real):
         return torch.full((len(self),), 1 / len(self), dtype=torch.float64) if self.shares is None else self.shares
 
     def _reached(self, levels: Sequence[float]) -> Tensor:
-        """Return where the mixture reaches each level, by bisection; of counts the smallest that does (level, batch, target)."""
+        """Return where the mixture reaches each level, by bisection; for counts the smallest such number (level, batch, target)."""
         for level in levels:
             check_level(level)
         wanted = torch.tensor(levels, dtype=torch.float64).view(-1, 1, 1)
@@ -144,11 +144,11 @@ class Numbers(_Real):
         return torch.where(before, found - 1, found)
 
     def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
-        """Return quantiles of the mixture (batch, target, level); of 5, 50 and 95 % if None."""
+        """Return quantiles of the mixture (batch, target, level), by default of 5, 50 and 95 %."""
         return self._reached((0.05, 0.5, 0.95) if levels is None else levels).movedim(0, -1).to(self.mean.dtype)
 
     def samples(self, count: int, *, seed: int = 0) -> Tensor:
-        """Return draws of the mixture (draw, batch, target): one member for each draw."""
+        """Return draws of the mixture (draw, batch, target), each from one member."""
         shift, size = self._units
         with seeded(seed, "samples"):
             chosen = torch.multinomial(self._shares, count, replacement=True).tolist()
@@ -162,12 +162,12 @@ class Numbers(_Real):
         return low, high
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the central interval of the mixture (batch, target): as much of it lies below as above."""
+        """Return the central interval of the mixture (batch, target), with equal tails."""
         low, high = self.mixture_interval(level)
         return low.to(self.mean.dtype), high.to(self.mean.dtype)
 
     def ranks(self, targets: Tensor) -> Tensor:
-        """Return the share of the mixture below each target (batch, target), uniform if the ensemble is calibrated; of counts a draw."""
+        """Return the CDF at each target (batch, target), uniform if the ensemble is calibrated; randomized for counts."""
         high = self.cdf(targets)
         if not self.counted:
             return high
@@ -193,7 +193,7 @@ class Numbers(_Real):
         return mixture(self.log_densities(targets))
 
     def nll_rows(self, targets: Tensor) -> Tensor:
-        """Return minus the log score of the mixture, the mean over targets (batch,)."""
+        """Return minus the log score of the mixture, averaged over targets (batch,)."""
         return -mixture_log(self.log_densities(targets), self.shares).flatten(1).mean(1)
 
     def row_scores(self, targets: Tensor) -> dict[str, Tensor]:
@@ -265,7 +265,7 @@ _STEPS = 42  # halvings: exact to 1e-10 deviations
 
 
 def member_cdf(found: Distribution, values: Tensor) -> Tensor:
-    """Return a distribution's function at some values; torch lacks three that scipy has.
+    """Return the cumulative distribution function at some values; by scipy where torch lacks it.
 
     >>> round(float(member_cdf(Poisson(torch.tensor(1.0)), torch.tensor(0.0))), 4)
     0.3679
@@ -287,12 +287,12 @@ def member_cdf(found: Distribution, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixture(Numbers):
-    """A mixture of real distributions; float64 throughout.
+    """A mixture of real distributions, in float64.
 
     Args:
         outputs: raw outputs (member, batch, output).
-        distribution: what outputs describe, a torch distribution of (member, batch, target) in units of training.
-        scale: mean and deviation of each target, by which training divided; None for none.
+        distribution: maps outputs to a torch distribution of (member, batch, target) in units of training.
+        scale: mean and standard deviation of each target before standardization; None if not standardized.
     """
 
     task = "regression"
@@ -325,7 +325,7 @@ class Mixture(Numbers):
 
 @dataclass(frozen=True)
 class Counts(Mixture):
-    """A mixture of distributions of counts, which have no scale; arguments as in its base."""
+    """A mixture of distributions of counts, without a scale; arguments as in `Mixture`."""
 
     task = "counts"
     counted = True
@@ -333,11 +333,11 @@ class Counts(Mixture):
 
 @dataclass(frozen=True)
 class QuantileRegression(_Real):
-    """Predicted quantiles; the ensemble's are the members' average (Vincent's).
+    """Predicted quantiles; those of the ensemble are the members' averages (Vincent's).
 
     Args:
         member_quantiles: (member, batch, target, level), rising along the levels.
-        levels: their shares.
+        levels: the probabilities of the quantiles.
     """
 
     task = "quantiles"
@@ -376,7 +376,7 @@ class QuantileRegression(_Real):
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Squared half width between the outermost levels, in deviations of a Gaussian (batch, target)."""
+        """Squared half-width between the outermost quantiles, in standard deviations of a Gaussian (batch, target)."""
         first, last = (NormalDist().inv_cdf(level) for level in (self.levels[0], self.levels[-1]))
         return (self.width / (last - first)).square() if last > first else torch.zeros_like(self.width)
 
@@ -386,7 +386,7 @@ class QuantileRegression(_Real):
         return self.quantiles[..., -1] - self.quantiles[..., 0]
 
     def quantiles_at(self, levels: Sequence[float] | None) -> Tensor:
-        """Return the quantiles of some of the fitted levels, of all if None (batch, target, level)."""
+        """Return some of the fitted quantiles, by default all (batch, target, level)."""
         if levels is None:
             return self.quantiles
         near = [[i for i, known in enumerate(self.levels) if abs(known - level) < 1e-9] for level in levels]
@@ -397,7 +397,7 @@ class QuantileRegression(_Real):
         return self.quantiles[..., [i for (i,) in near]]
 
     def interval(self, level: float | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outermost quantiles, or those between which lies a share of the targets (batch, target)."""
+        """Return the outermost quantiles, or those that contain a given share of the targets (batch, target)."""
         if level is None:
             return self.quantiles[..., 0], self.quantiles[..., -1]
         low, high = self.quantiles_at(((1 - level) / 2, (1 + level) / 2)).unbind(-1)

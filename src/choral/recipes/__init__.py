@@ -1,16 +1,16 @@
-"""Recipes: a short file for each paper, and the dict that lists all methods.
+"""Recipes: one short file for each paper, and `METHODS`, the dict of all methods.
 
-What recipes have in common is written once, here; a docstring says more where an argument means more. What a structure, a penalty or an
-operator takes is explained by its class. `help` of a recipe shows the whole.
+Arguments that recipes share are described here; `help` of a recipe shows all of its arguments. Arguments of structures, penalties and
+operators are described by their classes.
 
 Args:
-    epochs: length of one training; of each member where members are trained apart.
+    epochs: length of one training; of each member if members are trained separately.
     budget: epochs of all trainings together, instead of `epochs`.
-    members: networks, or parts of a network, that are members.
-    combine: how members become one prediction of classes, 'probs', 'logits' or 'vote' (`choral.recipes.recipe.Recipe`).
+    members: number of members: networks, or parts of a joint network.
+    combine: how predictions of classes are averaged: 'probs', 'logits' or 'vote' (`choral.recipes.recipe.Recipe`).
     training: optimizer, learning rate, batch size and schedule (`choral.recipes.training.Training`), or 'paper'.
-    pretrained: start from the weights of the network handed to `fit`.
-    kernel: how members of one network are run (`choral.structures.base.JointStructure`).
+    pretrained: start from the weights of the network passed to `fit`.
+    kernel: how the members of a joint network are run (`choral.structures.base.JointStructure`).
 """
 
 import functools
@@ -74,14 +74,13 @@ outweighs what it explains. Chosen on parts of the training rows of digits, bost
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: its builder, the family it belongs to, and whether it depends on settings of its own.
+    """A registered method.
 
     Attributes:
         build: makes the recipe.
-        family: the table it stands in.
-        depends: whether it needs its own optimizer, rate and schedule (the builder's default), so that a comparison does not
-            replace them by those it gives to all.
-        for_few: options that comparisons and tables give it for fewer than `FEW` points, where its paper's settings come to nothing.
+        family: its group in lists of methods.
+        depends: whether it needs its own optimizer, learning rate and schedule, so that a comparison must not replace them.
+        for_few: options that comparisons and tables use for fewer than `FEW` rows, where the paper's settings fail.
     """
 
     build: Callable[..., Recipe]
@@ -90,18 +89,18 @@ class Method:
     for_few: Mapping[str, Any] = field(default_factory=dict)
 
     def trained(self, shared: Training, **said: Any) -> Training:
-        """Return the settings it is trained with where others share some: those, or its own with their batch size.
+        """Return its training settings in a comparison: the shared ones, or its own with their batch size.
 
         Args:
-            shared: the settings of all.
-            said: settings that the user chose for this method, which replace its own too.
+            shared: settings shared by all methods.
+            said: settings that the user chose for this method, which always count.
         """
         own = self.options["training"].default
         return replace(own, **{"batch_size": shared.batch_size} | said) if self.depends else shared
 
     @functools.cached_property
     def call(self) -> Callable[..., Recipe]:
-        """The builder as users call it: it answers wrong options in a sentence, and its docstring has its paper."""
+        """The public builder, with checked arguments and the paper in its docstring."""
         made = typed(self.build)
 
         @functools.wraps(self.build)
@@ -114,7 +113,7 @@ class Method:
         return call
 
     def _help(self) -> str:
-        """Return the builder's docstring with its paper, an example and every argument, from where it is explained."""
+        """Return the builder's docstring with its paper, an example and all arguments."""
         head, _, rest = inspect.cleandoc(self.build.__doc__ or "").partition("\n\nArgs:\n")
         own, _, after = rest.partition("\n\n")
         said = _explained(f"Args:\n{own}")
@@ -142,7 +141,7 @@ class Method:
 
     @property
     def paper(self) -> str:
-        """The reference its module names, or an empty string."""
+        """The reference in its module's docstring, or an empty string."""
         text = inspect.getdoc(sys.modules[self.build.__module__]) or ""
         _, _, reference = text.partition("Reference: ")
         return " ".join(reference.split("\n\n")[0].split())
@@ -154,7 +153,7 @@ class Method:
 
 
 def _explained(doc: str) -> dict[str, str]:
-    r"""Return what a docstring says of each argument.
+    r"""Return a docstring's description of each argument.
 
     >>> _explained("Args:\n    a, b: two\n        numbers.\n\nMore.")
     {'a': 'two numbers.', 'b': 'two numbers.'}
@@ -214,7 +213,7 @@ METHODS: dict[str, Method] = {
 
 
 def recipe_of(given: Any) -> Recipe:
-    """Return what a user gave as a recipe: one, or the name of a method for its recipe with all defaults."""
+    """Return a recipe as it is, or the default recipe of a method's name."""
     match given:
         case Recipe():
             return given
@@ -231,7 +230,7 @@ def recipe_of(given: Any) -> Recipe:
 
 
 def make(name: str, **options: Any) -> Recipe:
-    """Return the recipe of a method by name; options that are None are left at their defaults.
+    """Return the recipe of a method by name; options that are None keep their defaults.
 
     >>> make("snapshot", epochs=30, members=3).members
     3

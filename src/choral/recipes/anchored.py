@@ -1,4 +1,4 @@
-"""Anchored ensemble: each member is pulled to its own draw from the prior, so that members spread like the posterior.
+"""Anchored ensemble: each member is regularized towards its own draw from the prior, so that members approximate the posterior.
 
 Reference: Pearce, Leibfried & Brintrup, "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", AISTATS
 2020, arXiv:1810.05546; Algorithm 1 of Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649.
@@ -19,7 +19,7 @@ AUTHORS = Training(lr=0.002145, optimizer=Adam(betas=(0.8547, 0.9997)), batch_si
 
 
 def prior_of(prior_std: float | None) -> dict[str, Any]:
-    """Return the prior of an anchored ensemble: scaled to the network if no deviation is given."""
+    """Return the prior of an anchored ensemble: scaled to the network if no standard deviation is given."""
     return {"prior_std": SCALED_STD, "scaled": True} if prior_std is None else {"prior_std": prior_std}
 
 
@@ -33,18 +33,18 @@ def anchored(
     combine: Combine = "probs",
     training: Training | Paper = ADAM,
 ) -> Recipe:
-    """Independent networks, each pulled to its own anchor drawn from the prior.
+    """Independent networks, each regularized towards its own anchor drawn from the prior.
 
     Cost: training, memory and prediction of `members` networks.
 
     Args:
-        members: networks trained; if None 4, or of a budget one for every 100 epochs, but at least 2.
-        prior_std: standard deviation of the Gaussian prior on every parameter; the authors' is 0.2 ** 0.5 for residual networks on
-            CIFAR-10. None scales the prior to the network: three times sqrt(2 / inputs of a unit), the deviation of usual
-            initial weights, and 3 sqrt(2) for vectors. With once that, members learn too little from a thousand rows.
-        target_noise: also give each member its own targets, y + noise of the likelihood, which must be Gaussian with a known
-            precision. It makes the ensemble of a linear model exact; the paper goes without.
-        training: its weight decay is left out, because the anchor is the prior.
+        members: networks trained; by default 4, or one for every 100 epochs of a budget, but at least 2.
+        prior_std: standard deviation of the Gaussian prior on every parameter; the authors use 0.2 ** 0.5 for residual networks on
+            CIFAR-10. None scales the prior to the network: 3 sqrt(2 / inputs of a unit), three times the standard deviation of usual
+            initial weights, and 3 sqrt(2) for vectors. With a third of it, members learn too little from a thousand rows.
+        target_noise: also add noise of the likelihood, Gaussian with known precision, to each member's targets. This makes the ensemble
+            of a linear model exact; the paper does not.
+        training: its weight decay is ignored, because the anchor is the prior.
 
     Differs from the authors' code: the last weights are kept, not those that were best on validation data.
     """

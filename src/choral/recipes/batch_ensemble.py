@@ -30,7 +30,7 @@ def batch_ensemble(
     Cost: the parameters of one network; each batch is run through all `members`.
 
     Args:
-        training: weight decay does not act on the factors.
+        training: weight decay does not apply to the factors.
     """
     if total_epochs(epochs, budget) and members > 1 and start == "normal" and spread == 0:
         raise InputError(

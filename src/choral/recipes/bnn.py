@@ -31,17 +31,17 @@ def bnn(
     combine: Combine = "probs",
     training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
-    """One network whose weights are Gaussian, drawn anew in every pass; predictions average several draws.
+    """One network with Gaussian weights, drawn anew in every pass; predictions average several draws.
 
     Cost: about twice the training and parameters of one network; prediction takes `draws` passes.
 
     Args:
-        members: networks, each with a posterior of its own.
+        members: networks, each with its own posterior.
         prior_std: standard deviation of the prior on weights, biases, and the scale and shift of normalization.
         rho_rate: factor of the learning rate for every rho.
         kl_weight: factor of the KL; 1 is the ELBO.
         anneal: share of training over which the weight of the KL rises from 0.
-        training: posteriors take no weight decay, and gradients are clipped at norm 1 unless it says otherwise.
+        training: posteriors have no weight decay; gradients are clipped at norm 1 by default.
     """
     return variational("bnn", gaussian, **locals())
 
@@ -57,7 +57,7 @@ def gaussian(
 def settings(
     training: Training | Paper, *, rho_rate: float, gate_rate: float = 1.0, clip_gates: str = "joint", **others: Any
 ) -> Training:
-    """Return settings for posteriors: own rates, gradients clipped at norm 1, those of gates apart or jointly."""
+    """Return training settings for posteriors: separate rates, and gradients clipped at norm 1, with those of gates jointly or apart."""
     chosen = settings_of(training, VARIATIONAL).clipped(1.0).with_rates(_rho=rho_rate, gate_logit=gate_rate)
     return chosen.clipped_apart(f"*{GATE}") if clip_gates == "apart" else chosen
 
@@ -74,12 +74,12 @@ def variational(
     training: Training | Paper,
     **options: Any,
 ) -> Recipe:
-    """Return the recipe of networks with posteriors, each trained by itself.
+    """Return the recipe of separately trained networks with posteriors.
 
     Args:
         name: the method's name.
-        posterior: gives structure and objective for the `options`.
-        after: operators on each trained network.
+        posterior: returns structure and objective for the `options`.
+        after: operators applied to each trained network.
         epochs, budget, members, combine, training, options: as in `bnn` or `ssbnn`.
     """
     chosen = settings(training, **options)

@@ -17,7 +17,7 @@ def deep_ensemble(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """Independent networks from different random starts; the budget is split evenly.
+    """Independent networks from different random initializations; a budget is split evenly.
 
     Cost: training, memory and prediction of `members` networks.
 

@@ -1,4 +1,4 @@
-"""DropConnect: drop single weights instead of outputs, in training and at prediction.
+"""DropConnect: drop weights instead of outputs, in training and at prediction.
 
 Reference: Wan et al., "Regularization of Neural Networks using DropConnect", ICML 2013; as an ensemble in Chang et al., 2019,
 arXiv:1905.09453, Table 2.
@@ -19,7 +19,7 @@ def drop_connect(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """One network whose single weights are dropped at random, also at prediction; several passes are averaged.
+    """One network whose weights are dropped at random, also at prediction; several passes are averaged.
 
     Cost: the training of one network; prediction takes `draws` passes.
     """

@@ -1,4 +1,4 @@
-"""DST and EDST ensembles: sparse networks that move their weights where the gradient wants them, apart or in one run.
+"""DST and EDST ensembles: sparse networks whose connections move during training, independent or in one run.
 
 Reference: Liu et al., "Deep Ensembling with No Overhead for either Training or Testing: The All-Round Blessings of Dynamic
 Sparsity", ICLR 2022, arXiv:2106.14568, sections 3.1 and 3.2; Evci et al., 2020, arXiv:1911.11134 for the updates.
@@ -23,15 +23,15 @@ def dst(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """Independent sparse networks whose connections move while they train.
+    """Independent sparse networks whose connections move during training.
 
-    Cost: training, memory and prediction of `members` networks, each a sparse one.
+    Cost: training, memory and prediction of `members` sparse networks.
 
     Args:
         sparsity: share of weights that are zero at any time (Erdos-Renyi-Kernel densities).
         interval: steps between two moves.
-        rate: share of living weights moved each time.
-        moving: part of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
+        rate: share of nonzero weights moved each time.
+        moving: share of training in which connections move: all of it in the authors' code, 0.75 in Evci et al.
     """
     epochs = total_epochs(epochs, budget, trainings=members, usual=150)
     training = settings_of(training)
@@ -55,18 +55,18 @@ def edst(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """One dynamic sparse run: explore, then settle, keep a member and move 80 % of the weights, again and again.
+    """One dynamic sparse run: explore, then repeatedly converge, keep a member and move 80 % of the weights.
 
-    Cost: the training of one network; prediction of `members` networks, each a sparse one.
+    Cost: the training of one network; prediction of `members` sparse networks.
 
     Args:
-        epochs: of exploration and all members: the paper's are 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
-        members: networks kept; they share evenly what exploration leaves.
-        explore_epochs: epochs before the first member settles. If None, 150, or a third of budgets below 450, with the epochs
-            that cannot be shared evenly.
-        sparsity, interval, rate, moving: as in `dst`; connections move in that part of each training phase.
-        escape: share moved after a member is kept, to leave its minimum.
-        training: its learning rate is that of the exploration; members settle at a tenth, then a hundredth.
+        epochs: epochs of exploration and all members; in the paper 150 + 3 x 100 = 450 and 150 + 7 x 100 = 850.
+        members: networks kept; they share the epochs after exploration evenly.
+        explore_epochs: epochs before the first member; by default 150, or a third of budgets below 450, plus the epochs that cannot be
+            shared evenly.
+        sparsity, interval, rate, moving: as in `dst`; `moving` is a share of each training phase.
+        escape: share of weights moved after a member is kept, to leave its minimum.
+        training: its learning rate is that of exploration; members converge at a tenth, then a hundredth.
 
     Differs from the authors' code: grown weights also start with zero momentum.
     """

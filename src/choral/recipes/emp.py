@@ -42,18 +42,18 @@ def emp(
 ) -> Recipe:
     """One network whose normalization and output layers are drawn from K components in every pass.
 
-    Cost: the training of one network; prediction takes `draws` passes, of which the layers before the first patched one are shared.
+    Cost: the training of one network; prediction takes `draws` passes, which share the layers before the first patched one.
 
     Args:
         layers: name patterns of further layers to patch.
-        mixtures: other mixtures of patched layers, by name pattern (the first that fits); their future work has ECMP or dropout for
-            linear layers next to EMP for norms, and a component at zero next to K (`Mixture(zero=)`).
-        precision: prior precision of the penalty of Equation 6; None leaves regularization to the optimizer's weight decay.
-        bias_precision: prior precision of biases and shifts (rho in the paper); that of weights if None.
-        alternations: coordinate descent (appendix C.2): so often are the shared weights trained alone, then the components alone; 0
+        mixtures: other mixtures of patched layers, by name pattern (the first that matches). The authors propose ECMP or dropout for
+            linear layers, and a component at zero besides the K (`Mixture(zero=)`).
+        precision: prior precision of the penalty of Equation 6; None uses the optimizer's weight decay instead.
+        bias_precision: prior precision of biases and shifts (rho in the paper); by default that of weights.
+        alternations: rounds of coordinate descent (appendix C.2), which train the shared weights alone, then the components alone; 0
             trains all together.
-        statistics: BatchNorm statistics at prediction: estimated again for each draw after training (on 1,024 points, a forward pass
-            of each draw), or the running ones, 'shared' by all draws.
+        statistics: BatchNorm statistics at prediction: 'draw' estimates them for each draw after training (on 1,024 rows), 'shared' uses
+            the running ones.
     """
     return _patched("emp", "layer", **locals())
 
@@ -100,7 +100,7 @@ def _patched(
 
 
 def _turns(training: Training, epochs: int, times: int) -> list[Phase]:
-    """Return trainings that move the shared weights alone and the components alone, in turn."""
+    """Return training phases that alternate between the shared weights and the components."""
     if epochs < 2 * times:
         raise too_few(epochs, f"{times} alternations of 2 epochs", 2 * times)
     components = ("*patches.*", "*mixing")

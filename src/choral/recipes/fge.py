@@ -1,4 +1,4 @@
-"""Fast geometric ensembling: train most of the way, then short triangular cycles; a member at each low point.
+"""Fast geometric ensembling: train most of the way, then short triangular cycles; a member at each minimum of the learning rate.
 
 Reference: Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs", NeurIPS 2018,
 arXiv:1802.10026, section 5.
@@ -22,20 +22,20 @@ def fge(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """Train for 78 % of the budget, then swing the rate in short triangles and keep the low points.
+    """Train for 78 % of the budget, then in short triangular cycles of the learning rate, with a member at each of its minima.
 
-    The paper's 200 epochs: 156 on the first part of a schedule for 200, then 22 of triangles from each of the checkpoints at
-    epochs 120 and 156, with low points after 2, 6, ..., 22: 12 members.
+    The paper's 200 epochs: 156 with a schedule for 200, then 22 of triangles from each of the checkpoints at epochs 120 and 156, with
+    members after 2, 6, ..., 22: 12 members.
 
     Cost: the training of one network; prediction of `members` networks.
 
     Args:
-        members: low points kept, equally many from each start; as many as the budget holds if None.
-        cycle: epochs of one triangle, an even number; the paper's 4. Members are kept in its middle, at the lowest rate.
-        starts: checkpoints the triangles leave from: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). If
-            None, 2 where the budget has room for both and `members` is even.
-        training: its schedule is not used. The rate is constant for half the budget and falls in a straight line to a
-            hundredth at 90 %, which the triangles, between half and 1/200 of it, cut short.
+        members: members kept, equally many from each start; by default as many as fit into the budget.
+        cycle: epochs of one triangle, an even number; 4 in the paper. A member is kept in its middle, at the lowest rate.
+        starts: checkpoints from which triangles start: 1 (the last epoch of the first phase) or 2 (also at 120 / 156 of it). By default
+            2 if the budget allows both and `members` is even.
+        training: its schedule is not used. The rate is constant for half the budget and falls linearly to a hundredth at 90 %; triangles
+            replace the end of it, with rates between half and 1/200.
     """
     epochs = total_epochs(epochs, budget)
     training = settings_of(training)

@@ -20,13 +20,13 @@ def horizontal_voting(
     combine: Combine = "probs",
     training: Training | Paper = LEVEL,
 ) -> Recipe:
-    """One training; the networks at the ends of its last epochs are the members.
+    """One training run; the networks at the ends of its last epochs are the members.
 
     Cost: the training of one network; prediction of `members` networks.
 
     Args:
-        members: how many of the last epochs give a member.
-        training: its schedule runs once over all epochs; one that ends at 0 leaves members that hardly differ.
+        members: number of last epochs that give a member.
+        training: its schedule runs once over all epochs; if it ends at 0, members hardly differ.
     """
     total, settings = total_epochs(epochs, budget), settings_of(training, LEVEL)
     if total < members:

@@ -1,4 +1,4 @@
-"""Hyper-ensemble: networks that differ in hyper-parameters too, of which the best combination is chosen.
+"""Hyper-ensemble: networks that also differ in hyper-parameters, of which the best combination is selected.
 
 Reference: Wenzel et al., "Hyperparameter Ensembles for Robustness and Uncertainty Quantification", NeurIPS 2020, arXiv:2006.13570,
 section 3 (random draws, then greedy selection with replacement).
@@ -23,14 +23,14 @@ def hyper_ensemble(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """Independent networks with hyper-parameters drawn at random, chosen and weighted by held-out points while they train.
+    """Independent networks with random hyper-parameters, selected and weighted on held-out rows during training.
 
     Cost: training, memory and prediction of `members` networks.
 
     Args:
-        members: networks trained; those that are not chosen are no members of the ensemble.
-        space: where each network draws its settings from (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those
-            that operators read.
+        members: networks trained; those that are not selected are not members of the ensemble.
+        space: the distribution of settings (`choral.plan.Space`): rate, weight_decay, momentum, dropout, smoothing, and those that
+            operators read.
 
     Differs from the paper: selection is repeated after every epoch; each network has one draw of initialization.
     """

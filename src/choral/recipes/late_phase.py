@@ -1,4 +1,4 @@
-"""Late-phase weights: members share a training, and get rank-one factors of their own for the last part of it.
+"""Late-phase weights: members share most of training, and get their own rank-one factors for the last part of it.
 
 Reference: von Oswald et al., "Neural networks with late-phase weights", ICLR 2021, arXiv:2007.12927, Algorithm 1 with the
 rank-one (BatchEnsemble) late-phase model.
@@ -20,7 +20,7 @@ FACTORS = BatchEnsemble.undecayed
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadFactors(Operator):
-    """Add Gaussian noise to the rank-one factors of all members; `spread` is its standard deviation."""
+    """Add Gaussian noise of standard deviation `spread` to the rank-one factors of all members."""
 
     spread: float = 0.1
 
@@ -45,16 +45,16 @@ def late_phase(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """One training whose last part has several members, which share all weights up to rank-one factors.
+    """One training run whose last part has several members, which share all weights up to rank-one factors.
 
     Cost: the parameters of one network; each batch is run through all `members`.
 
     Args:
-        start: share of the training after which members get factors of their own (T0); before, they are one network, up to dropout.
-        spread: standard deviation of the factors, which start at 1.
+        start: share of training after which members get their own factors (T0); before, they are one network, up to dropout.
+        spread: standard deviation of the noise on the factors, which start at 1.
 
-    Differs from the paper: members are kept and their predictions averaged, where the paper averages their weights in the end; and
-    every member reads each batch, where the paper gives each a batch of its own.
+    Differs from the paper: members are kept and their predictions averaged, while the paper averages their weights at the end; and every
+    member reads each batch, while the paper gives each its own.
     """
     total, settings = total_epochs(epochs, budget), settings_of(training)
     first = round(start * total)

@@ -1,4 +1,4 @@
-"""MIMO: one network reads several inputs at once and answers each; at test it is asked the same thing several times.
+"""MIMO: one network reads several inputs at once and predicts each; at prediction all inputs are the same.
 
 Reference: Havasi et al., "Training independent subnetworks for robust prediction", ICLR 2021, arXiv:2010.06610.
 """
@@ -18,7 +18,7 @@ def mimo(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """One network with several inputs and outputs that learns to keep them apart.
+    """One network with several inputs and outputs, which learns to treat them independently.
 
     Cost: training and prediction of one network with wider first and last layers.
     """

@@ -1,4 +1,4 @@
-"""MotherNets: train a narrow network once, hatch wider members that begin as the same function, and tune each.
+"""MotherNets: train a narrow network once, widen it into members that begin as the same function, and train each briefly.
 
 Reference: Wasay et al., "MotherNets: Rapid Deep Ensemble Learning", MLSys 2020, arXiv:1809.04270, sections 2.1 to 2.3.
 """
@@ -19,19 +19,19 @@ def mothernets(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """A narrow mother is trained; members are hatched from it by widening and tuned each.
+    """A narrow mother network is trained; members are widened copies of it, each trained briefly.
 
-    Cost: less than the training of one network, as the mother is smaller; prediction of `members` networks.
+    Cost: less than the training of one network, since the mother is smaller; prediction of `members` networks.
 
     Args:
-        epochs: of the whole run; the mother gets half of them, and members share the rest.
-        members: networks of the given width.
+        epochs: epochs of the whole run; by default the mother gets half of them, and members share the rest.
+        members: networks of the full width.
         mother_epochs: epochs of the mother.
         size: share of the neurons of every hidden layer that the mother has.
-        training: of the mother and of each member; a member's schedule starts anew.
+        training: settings of the mother and of each member; a member's schedule starts anew.
 
-    Differs from the paper: all members have the same layers, those of the network that is given, so the mother is chosen by
-    `size` instead of being the largest network that different members contain.
+    Differs from the paper: all members have the layers of your network, so `size` determines the mother, not the largest network that
+    different members contain.
     """
     if not 0 < size < 1:
         raise InputError(f"size is {size}; give a share between 0 and 1.")

@@ -1,4 +1,4 @@
-"""Packed-Ensembles PE-(alpha, M, gamma): M slim members side by side in one network of alpha times the width.
+"""Packed-Ensembles PE-(alpha, M, gamma): M narrow members side by side in one network of alpha times the width.
 
 Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", ICLR 2023, arXiv:2210.09184.
 """
@@ -33,7 +33,7 @@ def packed(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """Slim members side by side in one network, each seeing only its own channels.
+    """Narrow members side by side in one network, each with its own channels.
 
     Cost: training and prediction of about width^2 / members networks, in one run.
     """

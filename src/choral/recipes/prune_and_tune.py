@@ -35,24 +35,24 @@ def prune_and_tune(
     combine: Combine = "probs",
     training: Training | Paper = Training(schedule="linear_drop"),
 ) -> Recipe:
-    """One trained parent, cloned and pruned into complementary children, each tuned for a few epochs.
+    """One trained parent, pruned into complementary children, each tuned for a few epochs.
 
-    Cost: the training of one network; prediction of `members` networks, each a sparse one.
+    Cost: the training of one network; prediction of `members` sparse networks.
 
     Args:
-        epochs: of the whole run. Children share 30 % of it (at least one epoch each), the parent gets the rest:
+        epochs: epochs of the whole run. Children share 30 % of it (at least one epoch each), the parent gets the rest:
             140 + 6 x 10 of 200, 8 + 8 x 1 of 16.
-        members: children.
-        parent_epochs: epochs of the parent; 0 starts from the trained network handed to fit.
+        members: number of children.
+        parent_epochs: epochs of the parent; 0 starts from the trained network passed to fit.
         pruning: complementary pairs, independent draws, or disjoint parts that cover the parent.
-        sparsity: share removed; 0.5, or 1 - 1/members for a partition.
-        unit: single weights; whole neurons and filters, where members are stored and run as smaller networks; or whole layers, of
-            those that the network can do without (the bodies of residual blocks).
+        sparsity: share of weights removed; 0.5, or 1 - 1/members for a partition.
+        unit: 'connection'; 'neuron' (also filters), for which members are stored and run as smaller networks; or 'layer', whole layers
+            that the network can do without (the bodies of residual blocks).
         tuning: 'one_cycle' (rate / 100, up to the rate over a tenth, down to a millionth) or 'constant' (the parent's last rate).
-        tuning_lr: the peak of 'one_cycle', or the rate of 'constant'; the parent's peak or last rate if None.
-        bagging: part of the training points each child sees; all of them if None.
+        tuning_lr: the peak of 'one_cycle', or the rate of 'constant'; by default the parent's peak or last rate.
+        bagging: share of the training rows each child sees; all of them if None.
         recalibrate: estimate BatchNorm statistics again after pruning.
-        keep_first: leave the first layer whole; None does so for rows of numbers (yacht: RMSE 9.58 became 4.93), not for images.
+        keep_first: keep the first layer whole; by default for rows of numbers, not for images.
         training: its schedule is the parent's.
 
     Operations: (140 + 60 x 0.5) / 200 = 0.85 of one network in the paper; with the classifier kept, 0.8501 on LeNet-S.
@@ -79,7 +79,6 @@ def prune_and_tune(
 
 
 def _epochs(epochs: int, members: int, parent_epochs: int | None) -> tuple[int, int]:
-    """Return the epochs of a child and of the parent."""
     child = max(1, round(0.3 * epochs / members) if parent_epochs is None else (epochs - parent_epochs) // members)
     parent = epochs - members * child if parent_epochs is None else parent_epochs
     if parent < 0 or (parent == 0 and parent_epochs is None) or parent + members * child > epochs:
@@ -89,7 +88,6 @@ def _epochs(epochs: int, members: int, parent_epochs: int | None) -> tuple[int, 
 
 
 def _masks(pruning: str, sparsity: float | None, members: int) -> Masks:
-    """Return the masks a name stands for, if they have the sparsity that is asked for."""
     exact = {"anti_random": 0.5, "partition": 1 - 1 / members}.get(pruning)
     if exact is not None and sparsity is not None and abs(sparsity - exact) > 1e-9:
         raise InputError(f"sparsity is {sparsity}, but {members} '{pruning}' masks need {exact:g}; leave it out.")
@@ -101,7 +99,6 @@ def _masks(pruning: str, sparsity: float | None, members: int) -> Masks:
 
 
 def _schedule(tuning: str, training: Training) -> Schedule:
-    """Return the learning rate of a child."""
     rate, last = training.peak, training.full().at(1.0)
     if tuning == "constant" and last <= 0:
         raise InputError(

@@ -30,7 +30,7 @@ def rank1_bnn(
         members: components of the mixture.
         prior_std: standard deviation of the prior N(1, prior_std^2) on the factors.
         anneal: share of training over which the weight of the KL rises from 0 to 1.
-        training: weight decay acts on the shared weights and biases; gradients are clipped at norm 1 by default.
+        training: weight decay applies to the shared weights and biases; gradients are clipped at norm 1 by default.
 
     Differs from the paper: gradients are clipped, because the losses of members add up in the weights they share.
     """

@@ -1,6 +1,6 @@
-"""Recipe = structure + plan + objective, and how members are combined: a whole method as one value.
+"""Recipe: structure, plan, objective, and how members are combined: a whole method as one value.
 
-Importing it imports every kind of structure, phase and objective, so that any recipe can be read back from a dict.
+Importing this module imports every kind of structure, phase and objective, so that any recipe can be read back from a dict.
 """
 
 import functools
@@ -26,17 +26,17 @@ Combine = Literal["probs", "logits", "vote"]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Value):
-    """A method: how members share weights, what happens to them, what is minimized.
+    """A method: how members share weights, how they are trained, what is minimized.
 
     Args:
         name: the method's name, as in the registry.
-        plan: what happens to the weights.
+        plan: the phases of training, in order.
         structure: how members share weights and read a batch.
         objective: what one training step minimizes.
-        combine: how members, and draws of a member, become one prediction of classes: 'probs' averages their probabilities (a
-            mixture), 'logits' their logits (a geometric mean); 'vote' counts their likeliest classes, and the mean of their probabilities
-            decides ties. Regression averages means and variances with all of them.
-        enough: whether `fit` gives the training phases as many epochs as the data need (`choral.plan.cost.enough`).
+        combine: how predictions of classes are averaged, over members and draws: 'probs' averages probabilities (a mixture), 'logits'
+            averages logits (a geometric mean); 'vote' counts the most probable classes, and mean probabilities decide ties. Means and
+            variances of regression are always averaged.
+        enough: whether `fit` chooses the number of epochs by the data (`choral.plan.cost.enough`).
     """
 
     name: str
@@ -58,7 +58,7 @@ class Recipe(Value):
 
     @property
     def length(self) -> str:
-        """How many members are trained for how many epochs, and what that costs where each member has a training of its own.
+        """Members and epochs, with the cost if members are trained separately.
 
         >>> from choral.recipes import deep_ensemble, snapshot
         >>> deep_ensemble(members=5, epochs=60).length, snapshot(members=5, epochs=60).length
@@ -74,7 +74,7 @@ class Recipe(Value):
         return f"{members}{each} epochs ({networks:.1f}x one network)"
 
     def in_folds(self, folds: int) -> "Recipe":
-        """Return the recipe by which every network holds out one of so many parts of the training points; see `fit`."""
+        """Return the recipe in which every network holds out one of this many folds; see `fit`."""
         return replace(self, plan=in_folds(self.plan, folds))
 
     @property
@@ -83,13 +83,13 @@ class Recipe(Value):
         return self.enough or is_open(self.plan)
 
     def settled(self, points: int, parameters: int | None = None, *, batch_size: int | None = None) -> "Recipe":
-        """Return the recipe with the training settings that it leaves open; see `choral.recipes.training.settled`."""
+        """Return the recipe with all training settings; see `choral.recipes.training.settled`."""
         plan = settled(self.plan, points, batch_size=batch_size)
         plan = enough(plan, points) if self.enough else plan
         return replace(self, plan=settled(plan, points, parameters), enough=False)
 
     def lasting(self, epochs: int) -> "Recipe":
-        """Return the recipe with training phases of the same proportions that take so many epochs in all, or about so many.
+        """Return the recipe scaled to this many epochs in all, or about that many.
 
         >>> from choral.recipes import deep_ensemble
         >>> deep_ensemble(members=3).lasting(60).length
@@ -102,7 +102,7 @@ class Recipe(Value):
         return replace(self, plan=plan, enough=False)
 
     def problems(self) -> list[str]:
-        """Return everything that is wrong with the plan."""
+        """Return all errors in the plan."""
         return problems(self.plan, penalty_slots=self.objective.slots)
 
     def describe(self) -> dict[str, Any]:
@@ -136,16 +136,16 @@ def joint(
     penalties: tuple[Penalty, ...] = (),
     **options: Any,
 ) -> Recipe:
-    """Return the recipe of a method that trains one network, whose members share it: build it, train it, keep it.
+    """Return the recipe of a method that trains one joint network.
 
     Args:
         name: the method's name.
         structure: how members share the network; made with the `options`.
         epochs, budget, combine, training: as in `choral.recipes`.
         own: the settings of its paper.
-        pretrained: start from the weights of the network handed to `fit` instead of drawing them.
-        after: operators on the trained network.
-        penalties: of the objective.
+        pretrained: start from the weights of the network passed to `fit`.
+        after: operators applied to the trained network.
+        penalties: penalties of the objective.
         options: arguments of the structure.
     """
     train = settings_of(training, own).phase(total_epochs(epochs, budget))
@@ -161,7 +161,7 @@ def joint(
 def arguments_of(
     other: Callable[P, Recipe], *, but: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Recipe]], Callable[P, Recipe]]:
-    """Give a function of a method the arguments and defaults of another method, all or all `but` some, besides its own."""
+    """Add the arguments and defaults of another method to a function's own, all or all `but` some."""
     signature = inspect.signature(other)
     kept = [p for p in signature.parameters.values() if p.name not in but]
 

@@ -1,4 +1,4 @@
-"""SeBayS: explore once, then settle, keep a member and perturb it, again and again; also on a dense Bayesian network.
+"""SeBayS: explore once, then repeatedly converge, keep a member and perturb it; also for a dense Bayesian network.
 
 Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, Algorithm 1;
 schedules in appendix G, several branches as its future work proposes.
@@ -54,35 +54,32 @@ def sebays_freeze(
     combine: Combine = "probs",
     training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
-    """SeBayS with sparsity fixed after exploration: closed nodes are cut out, and settling is cheaper.
+    """SeBayS with sparsity fixed after exploration: closed nodes are removed, which makes the later phases cheaper.
 
-    Cost: less than twice the training of one network; prediction takes `members` times `draws` passes of sparse ones.
+    Cost: less than twice the training of one network; prediction takes `members` times `draws` passes of sparse networks.
 
     Args:
-        epochs: of the whole run. Of a total alone a third explores, and the rest is split over the members.
-        explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 where no total is
-            given, so that 3, 5 and 10 members take 450, 650 and 1,150 epochs.
+        epochs: epochs of the whole run. If only this is given, a third explores, and the members share the rest.
+        explore_epochs, exploit_epochs: epochs of the exploration and of every exploitation; 150 and 100 without a total, so that 3, 5
+            and 10 members take 450, 650 and 1,150 epochs.
         members: networks kept, of all branches together.
-        branches: perturbed copies that continue from the explored network, each with sequential phases of its own.
+        branches: perturbed copies of the explored network, each with its own sequence of phases.
         freeze: how gates are fixed: 'draw' from their probabilities (the authors' code) or 'threshold' at one half.
-        schedule: rate of an exploitation, relative to the exploration's: 'stepwise' (a tenth, then a hundredth), 'cosine'
-            or 'linear_1' (a tenth down to a hundredth), 'linear_fge' (all the way down, then triangles).
+        schedule: learning rate of an exploitation, relative to that of exploration: 'stepwise' (a tenth, then a hundredth), 'cosine' or
+            'linear_1' (a tenth down to a hundredth), 'linear_fge' (all the way down, then triangles).
         factor: standard deviations by which means are moved after a member is kept (rho in the paper).
-        reset: what standard deviations become then: 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the
-            authors' code); 'small' is 1e-6 (the paper's text), which leaves nothing to perturb by the next time; 'keep'
-            leaves them as they are.
-        memory: of the optimizer: every exploitation starts it 'fresh', or momentum is 'carried' from phase to phase (the
-            authors' code).
-        recalibrate: estimate BatchNorm statistics again after cutting and after every perturbation.
+        reset: the standard deviations after that: 'redraw' is softplus(N(rho, 0.05^2)), about 0.0025 for the default (the authors' code);
+            'small' is 1e-6 (the paper's text), too small for the next perturbation to have an effect; 'keep' leaves them.
+        memory: the optimizer state: 'fresh' in every exploitation, or 'carried' from phase to phase (the authors' code).
+        recalibrate: estimate BatchNorm statistics again after removing nodes and after every perturbation.
         draws: passes averaged at prediction for each member (1 or 5 in the paper).
         prior_std, inclusion, gamma, temperature, rho, clip_gates, rho_rate, gate_rate, kl_weight: as in `ssbnn`.
-        frozen_kl: weight of the KL of a node that is kept: 1 ('certain'), or its probability when it was ('gamma', the
-            authors' code).
-        anneal: share of the exploration over which the weight of the KL rises to its full size.
-        training: its learning rate is that of the exploration; gradients are clipped at norm 1 unless it says otherwise.
+        frozen_kl: weight of the KL of a kept node: 1 ('certain'), or its inclusion probability ('gamma', the authors' code).
+        anneal: share of the exploration over which the weight of the KL rises from 0.
+        training: its learning rate is that of exploration; gradients are clipped at norm 1 by default.
 
-    Differs from the paper: closed nodes are removed from the network. What BatchNorm emits for them is kept, in the bias
-    of the next layer or by one closed node of each layer, so that outputs stay the same.
+    Differs from the paper: closed nodes are removed from the network. The constants that BatchNorm emits for them are kept, in the bias of
+    the next layer or by one closed node of each layer, so that outputs do not change.
     """
     options = locals()
     settled = (FreezeGates(rule=options.pop("freeze"), kl=frozen_kl), CompactGates())
@@ -91,7 +88,7 @@ def sebays_freeze(
 
 @arguments_of(sebays_freeze, but=("freeze", "frozen_kl"))
 def sebays_no_freeze(*, gates: PredictedGates = "median", **options: Any) -> Recipe:
-    """SeBayS whose gates are trained further, so that members differ in their sparsity too.
+    """SeBayS whose gates continue to be trained, so that members also differ in their sparsity.
 
     Args are those of `sebays_freeze`, without `freeze` and `frozen_kl`.
 
@@ -108,9 +105,9 @@ def sebays_no_freeze(*, gates: PredictedGates = "median", **options: Any) -> Rec
     sebays_freeze, but=("freeze", "inclusion", "gamma", "temperature", "clip_gates", "gate_rate", "frozen_kl")
 )
 def bnn_sequential(**options: Any) -> Recipe:
-    """One mean-field Bayesian run that settles, is kept and is perturbed, again and again; nothing is pruned.
+    """One mean-field Bayesian run that repeatedly converges, is kept as a member and is perturbed; nothing is pruned.
 
-    Args are those of `sebays_freeze`, as far as a dense network has them.
+    Args are those of `sebays_freeze` that apply to a dense network.
 
     Cost: about twice the training of one network; prediction takes `members` times `draws` passes.
     """
@@ -141,10 +138,9 @@ def _sequential(
 ) -> Recipe:
     """Return a sequential Bayesian ensemble.
 
-    Explore at the full rate; `settled` ends the exploration; then, in each branch, exploit, keep a member (after what
-    `closing` does), perturb the means, make the posteriors narrow, and again. Several branches each begin with a
-    perturbation. A KL that is annealed rises while exploring and has its full weight afterwards. `posterior` gives
-    structure and objective for the `options`, which concern them alone; other arguments as in `sebays_freeze`.
+    Explore at the full rate; `settled` ends the exploration. Then, in each branch: exploit, apply `closing`, keep a member, perturb the
+    means, make the posteriors narrow, and repeat. Several branches each begin with a perturbation. `posterior` gives structure and objective
+    for the `options`; other arguments as in `sebays_freeze`.
     """
     if branches < 1 or members % branches:
         raise InputError(f"members is {members} and branches is {branches}; give a multiple of the branches.")
@@ -168,7 +164,7 @@ def _sequential(
 
 
 def schedules(name: str, rate: float) -> tuple[Schedule, Schedule]:
-    """Return the schedules of the first and of every later exploitation; `rate` is that of the exploration."""
+    """Return the schedules of the first and of every later exploitation; `rate` is that of exploration."""
     high, low = rate / 10, rate / 100
     if name == "linear_fge":
         return Linear(((0.0, rate), (0.5, high), (1.0, low))), Linear(((0.0, low), (0.5, high), (1.0, low)))
@@ -185,8 +181,8 @@ def split(
 ) -> tuple[int, int]:
     """Return the epochs of the exploration and of every exploitation.
 
-    Given no total, what is not given is 150 and 100, as in the paper. Given a total, what is not given follows from it: of
-    a total alone a third explores; what does not divide by the members is explored too.
+    Without a total they are 150 and 100 by default, as in the paper. With a total alone a third explores; epochs that cannot be shared
+    evenly are added to exploration.
 
     >>> split(epochs=None, explore_epochs=None, exploit_epochs=None, members=5)
     (150, 100)

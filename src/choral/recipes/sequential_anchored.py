@@ -1,4 +1,4 @@
-"""Sequential anchored ensemble: anchors walk through the prior in short steps, and each member starts from the last.
+"""Sequential anchored ensemble: anchors walk through the prior in short steps, and each member continues from the last.
 
 Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649, Algorithms 2 and 3; budgets
 in Tables 4 and 5.
@@ -34,7 +34,7 @@ def sequential_anchored(
     training: Training | Paper = ADAM,
     step_training: Training | None = None,
 ) -> Recipe:
-    """Chains of anchored networks: the first trained long, each next one briefly after its anchor moved a little.
+    """Chains of anchored networks: a long training first, then a short one for each next member after its anchor moved a little.
 
     The paper's budgets: 200 epochs are 1 chain of 100 + 50 x 2 (51 members), 500 are 2 (100 + 75 x 2) = 152 members, 1,000
     are 3 (100 + 116 x 2) = 351, 10,000 are 10 (100 + 450 x 2) = 4,510. With steps of 10 epochs: 11, 32, 72 and 910.
@@ -42,19 +42,18 @@ def sequential_anchored(
     Cost: the training of one network; prediction of `members` networks.
 
     Args:
-        epochs: of all chains together, split evenly.
-        members: networks kept; as many as the budget holds if None.
-        chains: independent chains; the whole part of sqrt(epochs / 100) if None (a divisor of `members` if those are given).
-        first_epochs: epochs of a chain's first member; 100 if None, or half of the chain's budget if that is less, and
-            what the steps leave.
-        step_epochs: epochs of every other member; 2 if None (10 in the paper's small regression problems), or what
-            `members` leaves.
+        epochs: epochs of all chains together, split evenly.
+        members: networks kept; by default as many as fit into the budget.
+        chains: independent chains; by default the integer part of sqrt(epochs / 100), or a divisor of `members` if given.
+        first_epochs: epochs of a chain's first member; by default 100, or half of the chain's budget if that is less, plus the epochs
+            that the steps leave.
+        step_epochs: epochs of every other member; by default 2 (10 in the paper's small regression problems), or what `members` leaves.
         prior_std: as in `anchored`.
         walk: how anchors move.
-        target_noise: as in `anchored`; the noise walks along with the anchor.
-        training: as in `anchored`; every member has a fresh optimizer and the whole schedule.
-        step_training: settings of every other member of a chain; those of the first if None. The authors' rates on CIFAR-10 fall
-            from 0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
+        target_noise: as in `anchored`; the noise moves with the anchor.
+        training: as in `anchored`; every member has a new optimizer and the whole schedule.
+        step_training: settings of all but the first member of a chain; by default the same. The authors' rates on CIFAR-10 fall from
+            0.002145 to 6.03e-5 in long and to 1e-4 in short trainings; on IMDB they begin at 7.4e-4 and 2.4e-3.
     """
     epochs = total_epochs(epochs, budget)
     step_training = step_training or (replace(AUTHORS, end=1e-4) if training == "paper" else None)

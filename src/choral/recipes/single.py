@@ -1,4 +1,4 @@
-"""Single: one network trained for the whole budget; the baseline of everything."""
+"""Single: one network trained for the whole budget; the baseline of comparisons."""
 
 from choral.base.errors import InputError
 from choral.recipes.recipe import Combine, Recipe, joint
@@ -16,7 +16,7 @@ def single(
 ) -> Recipe:
     """One plain network, trained for the whole budget.
 
-    Cost: the unit of all others: one network.
+    Cost: one network, the unit of all other costs.
 
     Args:
         members: always 1; accepted so that every recipe takes the same arguments.

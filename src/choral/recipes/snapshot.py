@@ -1,4 +1,4 @@
-"""Snapshot ensemble: one training run with a cyclic rate; a member at the end of every cycle.
+"""Snapshot ensemble: one training run with a cyclic learning rate; a member at the end of every cycle.
 
 Reference: Huang et al., "Snapshot Ensembles: Train 1, Get M for Free", ICLR 2017, arXiv:1704.00109, Equation 2.
 """
@@ -18,12 +18,12 @@ def snapshot(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """One run of cosine cycles restarting at the full rate; a member at each low point.
+    """One run of cosine cycles, each restarting at the full learning rate; a member at the end of each cycle.
 
     Cost: the training of one network; prediction of `members` networks.
 
     Args:
-        members: cycles, which share the epochs evenly, the first ones longer where it cannot be.
+        members: number of cycles, which share the epochs evenly; the first ones are longer if necessary.
         training: each cycle starts at its learning rate; its schedule is not used.
     """
     train = functools.partial(settings_of(training).phase, memory="carried", least_steps=2 * FEW_STEPS)

@@ -1,4 +1,4 @@
-"""Spike-and-slab Bayesian network: Gaussian weights behind a gate for every node, so that the network prunes itself.
+"""Spike-and-slab Bayesian network: Gaussian weights with a gate for every node, so that the network prunes itself.
 
 Reference: Jantre, Bhattacharya & Maiti, "Layer Adaptive Node Selection in Bayesian Neural Networks", 2021,
 arXiv:2108.11000; as used by Jantre et al., 2022, arXiv:2206.00794, section 3.1 and appendices A and B.
@@ -38,21 +38,21 @@ def ssbnn(
     combine: Combine = "probs",
     training: Training | Paper = VARIATIONAL,
 ) -> Recipe:
-    """One Bayesian network with a gate for every neuron and filter; gates that are not worth their cost close.
+    """One Bayesian network with a gate for every neuron and filter; gates whose nodes are not worth their KL close.
 
-    Cost: about twice the training of one network; prediction takes `draws` passes of what is left of it.
+    Cost: about twice the training of one network; prediction takes `draws` passes of the remaining network.
 
     Args:
         members, draws, prior_std, rho_rate, kl_weight, anneal, training: as in `bnn`.
-        rho: where every rho starts. With few points start wide (-2), or anneal: while deviations are narrow the KL of a node is
-            large, and all gates may close.
-        clip_gates: 'joint' (the authors' code) clips the gradients of gates by the norm of all gradients, of which a closed
-            gate before BatchNorm takes nearly everything; 'apart' by a norm of their own.
-        gates: at prediction: 'median' opens or closes a gate as is more likely, and estimates BatchNorm's statistics again for
-            that network; 'drawn' draws gates in every pass and keeps the statistics of training (the authors' code).
+        rho: initial value of every rho. With few rows start wide (-2), or anneal: with narrow posteriors the KL of a node is large, and
+            all gates may close.
+        clip_gates: 'joint' (the authors' code) clips the gradients of gates by the norm of all gradients, which a closed gate before
+            BatchNorm dominates; 'apart' clips them by their own norm.
+        gates: 'median' fixes each gate at prediction to its more probable state, and estimates BatchNorm statistics again for that network;
+            'drawn' draws gates in every pass and keeps the statistics of training (the authors' code).
         gate_rate: factor of the learning rate for the logits of gates.
 
-    Differs from the paper: 'median' gates, because the statistics of training do not fit a node that is rarely in.
+    Differs from the paper: 'median' gates, because the statistics of training do not fit a node that is rarely active.
     """
     return variational("ssbnn", spike_slab, () if gates == "drawn" else (Recalibrate(),), **locals())
 

@@ -37,13 +37,13 @@ def swa(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """One network at the average of the weights at the ends of its last epochs.
+    """One network with the average of the weights at the ends of its last epochs.
 
     Cost: training and prediction of one network.
 
     Args:
         members: always 1; accepted so that every recipe takes the same arguments.
-        start: part of the budget before averaging begins.
+        start: share of the budget before averaging begins.
         training: averaging runs at half its learning rate; its schedule is not used.
     """
     if members != 1:

@@ -26,10 +26,10 @@ def swag(
     Cost: the training of one network; prediction of `members` networks, drawn after training.
 
     Args:
-        members: draws kept; drawing takes no training, but BatchNorm statistics are estimated again for each.
-        rank: last deviations kept (K).
+        members: number of draws; they take no training, but BatchNorm statistics are estimated again for each.
+        rank: number of last deviations kept (K).
         scale: factor of the covariance; 0.5 is the paper's formula.
-        start: part of the budget before collecting begins.
+        start: share of the budget before collecting begins.
         training: collecting runs at half its learning rate; its schedule is not used.
     """
     draw = fork(members, DrawMoments(scale=scale), Recalibrate(), Collect())

@@ -26,10 +26,10 @@ def tabm(
     combine: Combine = "probs",
     training: Training | Paper = TRAINING,
 ) -> Recipe:
-    """Members that share weights up to factors and biases of their own, with output layers of their own, for tables.
+    """Members that share weights up to their own factors and biases, with their own output layers, for tables.
 
-    In the paper networks are `choral.models.tabular` with three hidden layers of 512 and dropout 0.1 (two behind embeddings), and training
-    stops by the ensemble's score: `fit(..., validation=0.2, early_stopping=EarlyStopping(patience=16))`.
+    The paper uses `choral.models.tabular` with three hidden layers of 512 and dropout 0.1 (two behind embeddings), and stops by the
+    ensemble's score: `fit(..., validation=0.2, early_stopping=EarlyStopping(patience=16))`.
 
     Cost: the parameters of about one network; each batch is run through all `members`.
     """
@@ -38,7 +38,7 @@ def tabm(
 
 @arguments_of(tabm)
 def tabm_mini(**options: Any) -> Recipe:
-    """Members that differ in factors of the inputs and in output layers, and share all else, for tables.
+    """Members that differ in factors of the inputs and in output layers, and share all other weights, for tables.
 
     Args are those of `tabm`.
 

@@ -1,4 +1,4 @@
-"""TabPack: many MLPs for tables with different hyper-parameters in one stack, chosen among while they train.
+"""TabPack: many MLPs for tables with different hyper-parameters in one stack, selected during training.
 
 Reference: "TabPack", ICML 2026, arXiv:2607.05380 (64 MLPs of width 384, depth 1 to 3, Muon for matrices, a greedy ensemble of at most 32).
 """
@@ -34,18 +34,18 @@ def tabpack(
     combine: Combine = "probs",
     training: Training | Paper = TRAINING,
 ) -> Recipe:
-    """MLPs with different depths, rates, decays and dropout in one stack, chosen while they train, for tables.
+    """MLPs with different depths, rates, decays and dropout in one stack, selected during training, for tables.
 
-    Networks are `choral.models.tabular(..., hidden=(384,) * 3, dropout=0.1, skippable=True)`; each stops by itself with
+    Networks are `choral.models.tabular(..., hidden=(384,) * 3, dropout=0.1, skippable=True)`; each stops separately with
     `fit(..., validation=0.2, early_stopping=EarlyStopping(patience=16))`. Other networks keep their depth, and their dropout if they have none.
 
     Cost: training, memory and prediction of `members` networks, stacked.
 
     Args:
-        members: networks trained; if None 64, or of a budget as many as can have 4 epochs each.
-        space: where each network draws its settings from; `SPACE` if None, or `OTHERS` for another optimizer than Muon.
+        members: networks trained; by default 64, or as many as can have 4 epochs each of a budget.
+        space: the distribution of settings; by default `SPACE`, or `OTHERS` for another optimizer than Muon.
 
-    Differs from the paper: embeddings are the same in all members; matrices draw their rate as a multiple of that of vectors.
+    Differs from the paper: embeddings are the same in all members; the rate of matrices is drawn as a multiple of that of vectors.
     """
     if members is None:
         members = MEMBERS if budget is None else min(MEMBERS, max(budget // LEAST, 1))

@@ -1,4 +1,4 @@
-"""Training: how plain training phases are run, said once and shared by the phases of a recipe."""
+"""Training: optimizer, learning rate, batch size and schedule, shared by the phases of a recipe."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,20 +29,19 @@ FEW_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Value):
-    """Optimizer, learning rate, batch size and schedule of a training.
+    """Optimizer, learning rate, batch size and schedule of training.
 
-    Settings that are None are chosen for the data and the network (`default_settings`). `training="paper"` gives a recipe the settings of its
-    paper instead.
+    Settings that are None are chosen for the data and the network. `training="paper"` uses the settings of a recipe's paper instead.
 
     Args:
         lr: peak learning rate; chosen if None.
-        optimizer: what updates the weights: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a
-            function of the parameters that returns a torch optimizer. Its learning rate is always the schedule's.
+        optimizer: a value of `choral.plan`, 'sgd', 'adam' or 'adamw', a class of torch.optim, or a function of the parameters that
+            returns a torch optimizer. The schedule always sets its learning rate.
         batch_size: rows in a batch; chosen if None.
-        schedule: shape of the learning rate in a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS
-            have their own): 'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), 'linear_drop' (constant
-            for 50 %, straight down to a hundredth at 90 %, constant to the end), `choral.plan.Steps(lr, ...)`, or a
-            function of the step, or of the step and the number of steps, that returns the rate.
+        schedule: learning rate schedule of a full training (snapshot, fge, swa, swag, edst, bnn_sequential and SeBayS have their own):
+            'cosine' down to `end`, 'constant', 'steps' (a tenth at 50 % and 75 %), 'linear_drop' (constant for 50 %, linearly down to a
+            hundredth at 90 %, constant to the end), `choral.plan.Steps(lr, ...)`, or a function of the step, or of the step and the
+            number of steps, that returns the rate.
         end: learning rate at the end of 'cosine'.
     """
 
@@ -70,7 +69,7 @@ class Training(Value):
 
     @property
     def peak(self) -> float:
-        """The peak learning rate that schedules are made of: 1 while it is not chosen yet."""
+        """The peak learning rate of schedules: 1 while it is not chosen yet."""
         return 1.0 if self.lr is None else self.lr
 
     def full(self) -> Schedule:
@@ -86,7 +85,7 @@ class Training(Value):
         }[str(self.schedule)]
 
     def phase(self, epochs: int, schedule: Schedule | None = None, **changes: Any) -> Train:
-        """Return a training phase with these settings; the schedule of a full training if none is given."""
+        """Return a training phase with these settings, by default with the schedule of a full training."""
         shape = schedule or self.full()
         shape = Relative(shape) if self.lr is None and not isinstance(shape, OwnRate) else shape
         own: dict[str, Any] = {
@@ -97,26 +96,26 @@ class Training(Value):
         return Train(epochs=epochs, schedule=shape, **own | changes)
 
     def without_decay(self) -> "Training":
-        """Return the same settings without weight decay, for objectives that hold the prior themselves."""
+        """Return the same settings without weight decay, for objectives that contain the prior."""
         return replace(self, optimizer=self.optimizer.without_decay())
 
     def clipped(self, norm: float) -> "Training":
-        """Return the same settings with gradients clipped at a norm, unless they are clipped already."""
+        """Return the same settings with gradient clipping, unless gradients are clipped already."""
         return self if self.optimizer.clip is not None else replace(self, optimizer=replace(self.optimizer, clip=norm))
 
     def clipped_apart(self, *patterns: str) -> "Training":
-        """Return the same settings with the parameters that fit a pattern clipped by a norm of their own."""
+        """Return the same settings, with the parameters that match a pattern clipped by their own norm."""
         apart = (*self.optimizer.apart, *(p for p in patterns if p not in self.optimizer.apart))
         return replace(self, optimizer=replace(self.optimizer, apart=apart))
 
     def with_rates(self, **factors: float) -> "Training":
-        """Return the same settings with rates of their own, as factors, for the parameters whose names end as given."""
+        """Return the same settings, with factors of the learning rate for parameters whose names end as given."""
         own = tuple((f"*{ending}", factor) for ending, factor in factors.items() if factor != 1.0)
         return replace(self, optimizer=replace(self.optimizer, rates=(*own, *self.optimizer.rates))) if own else self
 
 
 def optimizer_of(given: Any) -> Optimizer:
-    """Return what the user gave as an optimizer: a value, a name, a class of torch.optim or a factory.
+    """Return an optimizer value from a value, a name, a class of torch.optim or a factory.
 
     >>> optimizer_of("adam")
     Adam(weight_decay=0.0, decay_vectors=True, clip=None, apart=(), rates=(), betas=(0.9, 0.999), eps=1e-08)
@@ -135,11 +134,11 @@ def optimizer_of(given: Any) -> Optimizer:
 
 
 def settings_of(given: Training | Paper, own: Training = Training()) -> Training:
-    """Return the settings of a recipe: those given, or for 'paper' the ones its experiments were run with.
+    """Return the training settings of a recipe: those given, or the paper's for 'paper'.
 
     Args:
-        given: what the user gave.
-        own: what the recipe has by default; what that leaves open was SGD at 0.1 in batches of 128 on CIFAR-10.
+        given: the user's settings.
+        own: the recipe's defaults; settings that these leave open are SGD at 0.1 in batches of 128, as for CIFAR-10.
 
     >>> settings_of("paper").lr, settings_of("paper").batch_size, type(settings_of("paper").optimizer).__name__
     (0.1, 128, 'SGD')
@@ -151,17 +150,17 @@ def settings_of(given: Training | Paper, own: Training = Training()) -> Training
 
 
 def default_rate(optimizer: Optimizer, steps: int, parameters: int, *, given: bool = False) -> float:
-    """Return the peak learning rate of a training that leaves it open.
+    """Return the default peak learning rate.
 
-    Adam moves a weight by at most the learning rate in a step, so a short training needs a larger one: 0.4 / sqrt(steps), between 2
-    and 20 times the optimizer's usual rate of 1e-3. Wide networks need smaller moves: above 200,000 parameters it falls with their fourth
-    root, to a half at 3 million. SGD keeps its usual rate. Chosen with `benchmarks/defaults.py --part choose`.
+    Adam moves a weight by at most the learning rate in a step, so a short training needs a larger one: 0.4 / sqrt(steps), between 2 and 20
+    times 1e-3. Wide networks need smaller steps: above 200,000 parameters it falls with their fourth root, to a half at 3 million. SGD keeps
+    its usual rate. Chosen with `benchmarks/defaults.py --part choose`.
 
     Args:
-        optimizer: what updates the weights.
-        steps: of the longest training phase.
-        parameters: of the network that is trained, for each member.
-        given: whether training starts from weights that the user handed over; a tenth then.
+        optimizer: the optimizer.
+        steps: steps of the longest training phase.
+        parameters: parameters of the trained network, for each member.
+        given: whether training starts from trained weights, with a tenth of the rate.
 
     >>> [default_rate(AdamW(), steps, 10_000) for steps in (500, 2_500, 100_000)]
     [0.018, 0.008, 0.002]
@@ -172,7 +171,7 @@ def default_rate(optimizer: Optimizer, steps: int, parameters: int, *, given: bo
 
 
 def is_open(plan: Phase) -> bool:
-    """Return whether a training phase of a plan leaves its batch size or learning rate open."""
+    """Return whether a training phase of a plan has no batch size or learning rate yet."""
     return any(
         not phase.batch_size or (isinstance(phase.schedule, Relative) and phase.schedule.peak is None)
         for phase in trainings(plan)
@@ -181,13 +180,13 @@ def is_open(plan: Phase) -> bool:
 
 
 def settled(plan: Phase, points: int, parameters: int | None = None, batch_size: int | None = None) -> Phase:
-    """Return a plan whose training phases have every setting; those that are given stay as they are.
+    """Return a plan with all training settings chosen; given settings are kept.
 
     Args:
         plan: the plan.
-        points: training points.
-        parameters: of the network; learning rates stay open if None.
-        batch_size: of the user's DataLoader, if there is one.
+        points: number of training rows.
+        parameters: parameters of the network; None leaves learning rates open.
+        batch_size: that of the user's DataLoader, if there is one.
     """
     phases = trainings(plan)
 
@@ -209,13 +208,13 @@ def settled(plan: Phase, points: int, parameters: int | None = None, batch_size:
 
 
 def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, usual: int = 200) -> int:
-    """Return the epochs that a recipe has in all.
+    """Return the epochs of a recipe in all.
 
     Args:
-        epochs: of each training, as the user gave it.
-        budget: of all trainings together, which may be given instead.
-        trainings: networks that are trained each by itself.
-        usual: epochs of a training where neither is given; `fit` then takes as many as the data need.
+        epochs: epochs of each training, as given by the user.
+        budget: epochs of all trainings together, instead.
+        trainings: number of separately trained networks.
+        usual: epochs of a training if neither is given; `fit` then chooses by the data.
 
     >>> total_epochs(60, None, trainings=5), total_epochs(None, 60, trainings=5)
     (300, 60)
@@ -228,14 +227,12 @@ def total_epochs(epochs: int | None, budget: int | None, *, trainings: int = 1, 
 
 
 def too_few(epochs: int, what: str, least: int) -> InputError:
-    """Return what to raise where a recipe cannot do what it is asked for in so many epochs."""
+    """Return the error for a recipe that needs more epochs."""
     return InputError(f"{epochs} epochs in all are too few for {what}; give at least {least} epochs or fewer members.")
 
 
 def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
-    """Return how many of `members` members get how many epochs of a total, all of which is given away; refuses too few.
-
-    The longer shares come first.
+    """Return how many of `members` members get how many epochs, so that all epochs are used; longer shares come first.
 
     >>> shares(200, 4), shares(24, 5)
     (((4, 50),), ((4, 5), (1, 4)))
@@ -247,12 +244,12 @@ def shares(epochs: int, members: int) -> tuple[tuple[int, int], ...]:
 
 
 def forked(epochs: int, members: int, body: Callable[[int], Sequence[Phase]]) -> Phase:
-    """Return branches that share a budget and use all of it: one fork, or two where one has an epoch more than the other.
+    """Return branches that share a budget and use all of it: one fork, or two if some branches have an epoch more.
 
     Args:
         epochs: the budget.
-        members: branches.
-        body: gives the phases of a branch of so many epochs.
+        members: number of branches.
+        body: returns the phases of a branch for its epochs.
 
     >>> from choral.plan import Collect, cost
     >>> cost(forked(11, 4, lambda each: (Train(epochs=each), Collect())))

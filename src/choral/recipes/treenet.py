@@ -20,7 +20,7 @@ def treenet(
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
-    """Members that share the first layers and have the last ones to themselves.
+    """Members that share the first layers and own the last ones.
 
     Cost: one network for the shared layers, `members` networks for the others.
     """

@@ -1,4 +1,4 @@
-"""choral as scikit-learn estimators: `fit`, `predict`, pipelines, searches, and uncertainty that can be used.
+"""scikit-learn estimators: `fit`, `predict`, pipelines and searches, with predictive uncertainty.
 
 Inside this package `sklearn` is scikit-learn itself: imports are absolute.
 """

@@ -1,7 +1,7 @@
-"""The estimators for scikit-learn: the way from X and y to an ensemble, numbers with intervals, classes with probabilities.
+"""Estimators for scikit-learn: a regressor with intervals, and a classifier with probabilities and conformal sets.
 
-A pickle holds the estimator's parameters, the ensemble as the bytes of a saved file, and plain values. Nothing of torch and no class of
-choral but the estimator's own is ever named in it; bytes are checked, as those of any file, before they become an ensemble.
+A pickle contains the estimator's parameters, the ensemble as bytes of a saved file, and plain values. It names no class of torch and
+none of choral but the estimator's own. The bytes are checked like those of any file.
 """
 
 import warnings
@@ -51,17 +51,16 @@ class EnsembleEstimator(BaseEstimator, ABC):
     """An ensemble of neural networks with scikit-learn's interface.
 
     Args:
-        method: how members are made: 'auto', the search of `choral.fit_table` (5 to 20 seconds below 1,000 rows), the name of a method (`choral methods` lists them), or a recipe, which then has its own
-            members and epochs.
-        n_estimators: members; None leaves it to the method.
-        epochs: length of one training, of each member where members are trained apart; an upper bound where rows are held out. None
-            leaves it to the data.
-        time_limit: seconds of wall time of a fit, after which training ends with what is there.
-        validation_fraction: part of the rows that is held out to say when to stop; none of fewer than 100 rows, or with None. 'auto' holds
-            out an eighth of each member in turn instead.
+        method: 'auto', the search of `choral.fit_table` (5 to 20 seconds below 1,000 rows); the name of a method (`choral methods` lists
+            them); or a recipe, which has its own members and epochs.
+        n_estimators: number of members; None uses the default of the method.
+        epochs: length of one training (of each separate member); an upper bound if rows are held out. None chooses it by the data.
+        time_limit: seconds of wall time after which `fit` stops training.
+        validation_fraction: share of the rows held out for early stopping; nothing is held out from fewer than 100 rows, or with None.
+            'auto' holds out another eighth for each member.
         device: where to train and predict; 'auto' is CUDA, MPS or the CPU.
-        random_state: a whole number makes the same ensemble from the same data, bit for bit on one machine; training then takes one
-            thread, and nothing is decided by measuring. None draws anew, and a RandomState is drawn from, in every `fit`.
+        random_state: an integer gives the same ensemble for the same data, bit for bit on one machine, and trains in one thread. None,
+            or a RandomState, gives another ensemble in every `fit`.
         verbose: 1 shows progress.
     """
 
@@ -97,35 +96,32 @@ class EnsembleEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def _read_targets(self, y: Any, name: str = "y") -> np.ndarray:
-        """Return targets (row,) or (row, target) as scikit-learn accepts them; `name` is what the user calls them."""
+        """Return targets (row,) or (row, target) checked by scikit-learn; `name` is for messages."""
 
     @abstractmethod
     def _learn_targets(self, y: np.ndarray) -> tuple[np.ndarray, Table, Likelihood | None]:
-        """Return targets as numbers to train on, a table that says what they are, and what outputs mean (None: as the table says)."""
+        """Return encoded targets, their table, and the likelihood (None for the table's default)."""
 
     @abstractmethod
     def _encode_targets(self, y: np.ndarray, name: str = "y") -> np.ndarray:
-        """Return more targets in the same way; InputError for classes that training did not have."""
+        """Return further targets in the same encoding; InputError for unknown classes."""
 
     def _weigh(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-        """Return what each row counts in training, where targets have a say in it."""
+        """Return the weight of each row, which may depend on its target."""
         return weights
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, X_val: Any = None, y_val: Any = None, groups: Any = None
     ) -> Self:
-        """Train the ensemble.
+        """Train the ensemble. If an error interrupts it, the estimator stays as it was.
 
         Args:
-            X: inputs (n_samples, n_features): an array, or a data frame whose columns may hold categories, text, dates and missing values.
+            X: inputs (n_samples, n_features): an array, or a data frame whose columns may contain categories, text, dates and missing values.
             y: targets.
-            sample_weight: what each row counts, 0 or more: 0 is a row that is not there. See the page on estimators for how far 2 is the
-                row twice.
-            X_val: rows of your own to say when to stop, in place of `validation_fraction` of X.
+            sample_weight: a weight of 0 or more for each row; 0 removes the row.
+            X_val: validation rows for early stopping, instead of `validation_fraction` of X.
             y_val: their targets.
-            groups: a name for each row of X; rows of one group are held out together.
-
-        An estimator is all of the new fit or, if it ends early for whatever reason, all of what it was before.
+            groups: a group for each row of X; rows of one group are held out together.
         """
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
@@ -134,7 +130,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return self
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, X_val: Any, y_val: Any, groups: Any) -> None:
-        """Set all attributes that a fit has, one after the other."""
+        """Set all fitted attributes."""
         limit = None if self.time_limit is None else Limit.of(self.time_limit, perf_counter())
         share = self._checked_share()
         fixed = self.random_state is not None and not isinstance(self.random_state, np.random.RandomState)
@@ -178,7 +174,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         self.__dict__.pop("calibration_", None)
 
     def _checked_share(self) -> float:
-        """Return the part of the rows to hold out, 0 for none; InputError for parameters that are none."""
+        """Return the share of rows to hold out, 0 for none; InputError for invalid parameters."""
         share = self.validation_fraction or 0.0
         for name, value in (("n_estimators", self.n_estimators), ("epochs", self.epochs)):
             if value is not None and not is_whole(value, 1):
@@ -195,7 +191,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return float(share)
 
     def _ready(self, problem: Problem, held: Any) -> Ready:
-        """Return what is done with the rows; `held` is the part of them that is held out, or others with their targets."""
+        """Return the prepared fit; `held` is the share of rows to hold out, or validation rows with their targets."""
         recipe = self.method if isinstance(self.method, Recipe) else None
         watched = is_number(held) and held > 0
         in_turn = None if watched else held  # a search holds each row out of one member
@@ -214,7 +210,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return hasattr(self, "ensemble_")
 
     def _held(self, table: Table, X_val: Any, y_val: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows that the user held out, as numbers; their targets in the shape of the others."""
+        """Return the user's validation rows as numbers, with targets in the shape of the others."""
         X_val = inputs.read(self, X_val, reset=False, name="X_val")
         y_val = self._read_targets(y_val, "y_val")
         check_consistent_length(X_val, y_val)
@@ -226,7 +222,7 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return table.inputs(X_val, path="X_val"), encoded
 
     def _prediction(self, X: Any) -> Any:
-        """Return all the ensemble says about some rows, in double precision: a row gets the same whatever other rows there are."""
+        """Return the prediction in double precision, in which a row does not depend on the other rows."""
         check_is_fitted(self)
         frame = inputs.read(self, X, reset=False)
         table = self.ensemble_.table
@@ -271,14 +267,14 @@ def _restored(value: Any) -> Any:
 
 
 class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
-    """A regressor that is an ensemble of neural networks, each of which predicts a mean and a variance.
+    """An ensemble of neural networks for regression. Each predicts a mean and a variance.
 
     Args:
 
     Attributes:
         ensemble_: the `choral.Ensemble`.
 
-    Targets are (n_samples,) or (n_samples, n_outputs), and so are predictions.
+    Targets and predictions are (n_samples,) or (n_samples, n_outputs).
 
     >>> X = np.linspace(-1, 1, 40)[:, None]
     >>> model = EnsembleRegressor("packed", random_state=0).fit(X, 3 * X[:, 0])
@@ -310,29 +306,25 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         return y
 
     def _shaped(self, values: torch.Tensor) -> np.ndarray:
-        """Return (row, target, ...) as targets were given."""
         found = values.double().numpy()
         return np.asarray(found[:, 0] if self._is_flat else found)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Return the mean of what is predicted for each row, and its standard deviation if asked.
-
-        The deviation is that of the mixture: noise in the data and disagreement of the members together.
-        """
+        """Return the mean for each row and, with `return_std`, the standard deviation of the mixture (noise and disagreement)."""
         said = self._prediction(X)
         return (self._shaped(said.mean), self._shaped(said.std)) if return_std else self._shaped(said.mean)
 
     def predict_quantiles(self, X: Any, quantiles: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Return quantiles of the mixture, one or several shares: (n_samples, n_quantiles), or (n_samples, n_outputs, n_quantiles)."""
+        """Return one or several quantiles of the mixture: (n_samples, n_quantiles), or (n_samples, n_outputs, n_quantiles)."""
         levels = [quantiles] if is_number(quantiles) else list(quantiles)
         if not levels or not all(is_number(level) and 0 < level < 1 for level in levels):
             raise InputError(f"quantiles is {quantiles!r}; give shares above 0 and below 1, such as (0.05, 0.5, 0.95).")
         return self._shaped(self._prediction(X).quantiles_at([float(level) for level in levels]))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """Return the low and high ends of an interval that holds the target with probability `level`.
+        """Return the low and high ends of an interval of probability `level`.
 
-        After `calibrate` it is the conformal one, whose promise holds whatever the data; before, the central interval of the mixture.
+        After `calibrate` it is the conformal interval, before it is the central interval of the mixture.
         """
         if not is_number(level) or not 0 < level < 1:
             raise InputError(f"level is {level!r}; give a probability above 0 and below 1, such as 0.9.")
@@ -346,20 +338,17 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         return self._shaped(low), self._shaped(high)
 
     def predict_uncertainty(self, X: Any) -> Bunch:
-        """Return variances of each prediction: `total`, and its parts `aleatoric` and `epistemic`, each in the shape of predictions.
+        """Return variances of each prediction: `total`, `aleatoric` and `epistemic`, each in the shape of predictions.
 
-        The aleatoric part is the mean variance that members predict (noise in the data), the epistemic one the variance of their means
-        (what they disagree about), which more data would lower.
+        The aleatoric part is the mean variance that members predict (noise in the data). The epistemic part is the variance of their means
+        (disagreement), which more data would reduce.
         """
         said = self._prediction(X)
         parts = {"total": said.variance, "aleatoric": said.aleatoric, "epistemic": said.epistemic}
         return Bunch(**{name: self._shaped(part) for name, part in parts.items()})
 
     def calibrate(self, X: Any, y: Any) -> Self:
-        """Learn from rows that no member was trained on how wide intervals must be; return the estimator.
-
-        `predict_interval` then promises its level for rows like these, whatever the ensemble thinks of itself.
-        """
+        """Fit conformal intervals on held-out rows, and return the estimator. `predict_interval` then covers its level on such rows."""
         check_is_fitted(self)
         said, targets = self._said_to_calibrate(X, y)
         if targets.size != said.mean.numel():
@@ -376,11 +365,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
 
 
 class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
-    """A classifier that is an ensemble of neural networks.
+    """An ensemble of neural networks for classification.
 
     Args:
-        class_weight: what a row of each class counts, by class, or 'balanced', as other classifiers of scikit-learn; it multiplies
-            `sample_weight`.
+        class_weight: a weight by class, or 'balanced', as in scikit-learn; it multiplies `sample_weight`.
 
     Attributes:
         ensemble_: the `choral.Ensemble`.
@@ -461,30 +449,30 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the likeliest class of each row (n_samples,)."""
+        """Return the most probable class of each row (n_samples,)."""
         check_is_fitted(self)
         return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
 
     def predict_uncertainty(self, X: Any) -> Bunch:
-        """Return how unsure the ensemble is of each row, in nats: `total`, `aleatoric` and `epistemic`, each (n_samples,).
+        """Return the uncertainty of each row in nats: `total`, `aleatoric` and `epistemic`, each (n_samples,).
 
-        The total is the entropy of the mean prediction, its aleatoric part the mean entropy of the members (noise in the data), and its
-        epistemic part what they disagree about (mutual information), which more data would lower.
+        The total is the entropy of the mean prediction. The aleatoric part is the mean entropy of the members (noise in the data). The
+        epistemic part is their disagreement (mutual information), which more data would reduce.
         """
         said = self._prediction(X)
         parts = {"total": said.entropy, "aleatoric": said.aleatoric, "epistemic": said.epistemic}
         return Bunch(**{name: part.double().numpy() for name, part in parts.items()})
 
     def calibrate(self, X: Any, y: Any) -> Self:
-        """Learn from rows that no member was trained on how large sets of classes must be; return the estimator."""
+        """Fit conformal sets of classes on held-out rows, and return the estimator."""
         said, numbers = self._said_to_calibrate(X, y)
         self.calibration_ = np.column_stack([numbers, self._probs(said)])
         return self
 
     def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
-        """Return which classes are in the set of each row (n_samples, n_classes): it holds the right one with probability `level`.
+        """Return the set of classes of each row (n_samples, n_classes), which contains the true class with probability `level`.
 
-        Needs `calibrate` first. Sets are those of adaptive prediction sets (`choral.calibration.ConformalSets`).
+        Requires `calibrate`. The sets are adaptive prediction sets (`choral.calibration.ConformalSets`).
         """
         check_is_fitted(
             self, "calibration_", msg="predict_set of this %(name)s needs calibrate(X, y) with held-out rows first."

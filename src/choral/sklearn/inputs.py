@@ -1,11 +1,10 @@
-"""Inputs and weights as scikit-learn's users give them, as data frames whose columns become those of a choral table.
+"""Inputs and weights of scikit-learn's estimators, as data frames whose columns become those of a choral table.
 
-Columns are read as `choral fit` reads a file, save that numeric and category dtypes are taken as they are.
+Columns are read as by `choral fit`, except that numeric and category dtypes are taken as they are.
 
-A weight of zero is a row that is not there, a whole number is as many rows where that can be exact: where no rows are held out and few
-enough are made, whole weights repeat their rows, and rows stand in an order of their own, so that a weighted and a repeated table are
-the same to the last bit. Elsewhere weights scale losses (`choral.fit`): copies of a row must not lie both among the rows that are
-trained on and those that say when to stop.
+A row of weight zero is removed. A row of whole weight is repeated if no rows are held out and the table stays small enough; rows are then
+sorted, so that a weighted and a repeated table give bit-identical ensembles. Otherwise weights multiply losses (`choral.fit`), because
+copies of a row must not lie among both training and validation rows.
 """
 
 from typing import Any
@@ -23,14 +22,14 @@ REPEATED = 100_000  # rows that whole weights may become
 
 
 def read(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool, name: str = "X") -> Any:
-    """Return inputs as scikit-learn accepts them, as a data frame.
+    """Return inputs checked by scikit-learn, as a data frame.
 
     Args:
-        estimator: remembers the names and number of features if `reset`, or has them checked.
-        X: the inputs; missing values are let through, infinite ones are not.
-        y: given to `fit`, where None is refused.
+        estimator: stores the names and number of features if `reset`, else checks them.
+        X: the inputs; missing values are accepted, infinite ones are not.
+        y: the targets in `fit`, where None raises an error.
         reset: whether this is `fit`.
-        name: what the user calls them.
+        name: name of the inputs in messages.
     """
     import pandas as pd
 
@@ -46,7 +45,6 @@ def read(estimator: Any, X: Any, y: Any = "no_validation", *, reset: bool, name:
 
 
 def _array(X: Any, name: str) -> np.ndarray:
-    """Return an array of float64, or of objects where some are text."""
     try:
         return np.asarray(check_array(X, dtype=np.float64, ensure_all_finite="allow-nan", input_name=name))
     except ValueError:
@@ -57,7 +55,7 @@ def _array(X: Any, name: str) -> np.ndarray:
 
 
 def learn_columns(frame: Any) -> tuple[Column, ...]:
-    """Return how the columns of training inputs become numbers."""
+    """Learn how the columns of training inputs become numbers."""
     columns = tuple(learn_column(Cells(frame[name]), typed=True, path="X") for name in frame.columns)
     if not any(column.width for column in columns):
         why = "; ".join(f"{column.name!r} ({column.detail})" for column in columns[:4])
@@ -66,9 +64,9 @@ def learn_columns(frame: Any) -> tuple[Column, ...]:
 
 
 def present(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, np.ndarray | None, Any]:
-    """Return inputs, targets, weights and groups without the rows whose weight is zero, whatever these hold.
+    """Return inputs, targets, weights and groups without the rows of weight zero, whose content is not checked.
 
-    Nothing but the number of rows is looked at. Weights are None if all are 1.
+    Weights are None if all are 1.
     """
     if sample_weight is None or y is None:
         return X, y, None, groups
@@ -85,9 +83,9 @@ def present(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, 
 
 
 def chosen_rows(frame: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat: bool) -> tuple[np.ndarray, Any]:
-    """Return the numbers of the rows to train on, as often as they count, and their weights if that does not say it all.
+    """Return the indices of the training rows, repeated by whole weights, and the weights that remain.
 
-    Up to a number of rows, they stand in an order that depends on the rows alone, so that it does not matter in which they are given.
+    Up to a number of rows, their order depends on their content only, not on the order in which they were given.
     """
     from pandas.util import hash_pandas_object
 
@@ -103,5 +101,5 @@ def chosen_rows(frame: Any, y: np.ndarray, weights: np.ndarray | None, *, repeat
 
 
 def counted(weights: np.ndarray | None, rows: int) -> int:
-    """Return how many rows there are, where a whole weight stands for as many."""
+    """Return the number of rows after repetition by whole weights."""
     return int(weights.sum()) if weights is not None and (weights % 1 == 0).all() else rows
