@@ -1,9 +1,9 @@
-"""Ready-made callbacks: progress bars, a table of losses, experiment trackers.
+"""Callbacks: progress bars, a CSV file of losses, experiment trackers.
 
     choral.fit(..., callbacks=choral.callbacks.csv("losses.csv"))
     choral.fit(..., callbacks=[choral.callbacks.tensorboard(SummaryWriter()), my_own])
 
-A callback is a function of an event (`choral.engine.events`). An exception it raises ends the run; the same call resumes it.
+A callback is a function of an event, a dict (`choral.engine.events`). An exception in a callback ends the run; the same call resumes it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _COLUMNS = ("place", "epoch", "loss", "rate", "seconds")
 
 
 def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
-    """Return one function that calls all given callbacks, or None without any."""
+    """Return one function that calls all given callbacks, or None if there are none."""
     if listeners is None or callable(listeners):
         return listeners
     several = tuple(listeners)
@@ -37,7 +37,7 @@ def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
 
 
 def csv(path: str | Path) -> Callback:
-    """Return a callback that appends a row to a CSV file for each network and epoch: place, epoch, loss, learning rate, seconds."""
+    """Return a callback that appends a line to a CSV file for each network and epoch: place, epoch, loss, learning rate, seconds."""
     file = Path(path)
     if not file.parent.is_dir():
         raise InputError(f"{file.parent} is not a folder, so {file.name} cannot be written there; create it first.")
@@ -61,7 +61,7 @@ def csv(path: str | Path) -> Callback:
 
 
 def tensorboard(summary: Any) -> Callback:
-    """Return a callback for a `torch.utils.tensorboard.SummaryWriter` (or anything with `add_scalar(name, value, step)`)."""
+    """Return a callback for a `torch.utils.tensorboard.SummaryWriter` (or any object with `add_scalar(name, value, step)`)."""
 
     def send(values: dict[str, float], epoch: int) -> None:
         for name, value in values.items():
@@ -71,17 +71,17 @@ def tensorboard(summary: Any) -> Callback:
 
 
 def mlflow(module: Any) -> Callback:
-    """Return a callback for MLflow: give the module `mlflow` itself, with an active run (or anything with `log_metrics`)."""
+    """Return a callback for MLflow: pass the module `mlflow`, with an active run (or any object with `log_metrics`)."""
     return _numbers(lambda values, epoch: module.log_metrics(values, step=epoch))
 
 
 def wandb(run: Any) -> Callback:
-    """Return a callback for Weights & Biases: give the result of `wandb.init()` (or anything with `log`)."""
+    """Return a callback for Weights & Biases: pass the result of `wandb.init()` (or any object with `log`)."""
     return _numbers(lambda values, epoch: run.log(values | {"epoch": epoch}))  # their steps may never go back, ours do
 
 
 def _numbers(send: Callable[[dict[str, float], int], object]) -> Callback:
-    """Return a callback that sends the loss and validation score of each network, by its place, and the learning rate, after each epoch."""
+    """Return a callback that logs the loss and validation score of each network, and the learning rate, after each epoch."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["kind"] == "epoch":
@@ -99,7 +99,7 @@ class Bars:
     Args:
         shown: the progress display of rich.
         say: prints warnings and the message that a run resumes.
-        told: whether to print a line every tenth of a run, for output that is not a terminal.
+        told: whether to print a line for every tenth of a run, for output that is not a terminal.
     """
 
     def __init__(self, shown: Any, say: Callable[[str], object], *, told: bool):
@@ -129,7 +129,7 @@ class Bars:
 
     @property
     def is_seen(self) -> bool:
-        """Whether more than warnings is printed."""
+        """Whether anything but warnings is printed."""
         return self.told or not self.shown.disable
 
     def search(self, count: int, time_limit: float | None = None) -> "SearchLine":
@@ -165,7 +165,7 @@ class SearchLine:
         self.number, self.task = 0, bars.shown.add_task("search", total=count, about="", left="")
 
     def of(self, name: str, members: int, epochs: int) -> Callback:
-        """Return the callback of the next candidate: its name, number of members, and most epochs of all of them together."""
+        """Return the callback of the next candidate: its name, its number of members, and the largest number of epochs of all of them."""
         done, before, bars = set[str](), self.number, self.bars
         self.count = max(self.count, before + 1)
         self._show(before, f"0/{members} members", f"{before + 1} of {self.count}: {name}")
@@ -201,7 +201,7 @@ class SearchLine:
 
 @contextlib.contextmanager
 def bars(*, drawn: bool, say: Callable[[str], object], told: bool = False) -> Iterator[Bars]:
-    """Yield the `Bars` of a call; `say` and `told` as there, and `drawn` says whether bars are drawn at all."""
+    """Yield the `Bars` of a call, with its `say` and `told`; `drawn` is whether bars are drawn at all."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -238,7 +238,7 @@ def somebody_watches() -> bool:
 def watched(
     recipe: Any, listener: Callback | Sequence[Callback] | None, progress: bool | None
 ) -> Iterator[Callback | None]:
-    """Yield the callback of a run: the given ones, and a progress bar if `progress`, or by default in a terminal or notebook."""
+    """Yield the callback of a run: the given ones and, if `progress` (by default in a terminal or notebook), a progress bar."""
     given = one_of(listener)
     if not (somebody_watches() if progress is None else progress):
         yield given

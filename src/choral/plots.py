@@ -1,8 +1,8 @@
 """Plots of predictions and evaluations as matplotlib axes; pip install 'choral[plots]'.
 
-All functions share their arguments: `found` is a prediction (`ensemble.predict(x)`) or an array, or the numbers that an evaluation
-stores for the plot; `y` are the targets; `ax` are axes to draw on, new ones if None; `unit` is that of the target; other keywords
-are options of the line, such as label and color. All return the axes. The report draws with these functions.
+All functions share their arguments: `found` is a prediction (`ensemble.predict(x)`), an array, or the part of an evaluation for the plot;
+`y` are the targets; `ax` are axes to draw on, by default new ones; `unit` is that of the target; other keywords are passed to the line,
+such as label and color. All return the axes. Reports use these functions.
 
 >>> import numpy as np
 >>> probs = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
@@ -43,7 +43,7 @@ MUTED = "#808080"  # diagonals, baselines and other marks that are not data
 
 
 def label(name: str) -> str:
-    """Return a measure's name for people.
+    """Return the display name of a score.
 
     >>> label("c_nll"), label("coverage_95")
     ('corrupted NLL', 'coverage 95%')
@@ -56,7 +56,6 @@ def _axes(ax: Ax) -> "Axes":
 
 
 def _log(ax: "Axes", form: Any) -> None:
-    """Make the horizontal axis logarithmic, with few and plain tick labels."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     ax.set_xscale("log")
@@ -79,7 +78,7 @@ def _thousands(ax: "Axes", axis: Literal["x", "y", "both"] = "y") -> None:
 
 
 def _predictive(found: Any) -> Predictive:
-    """Return a prediction's distribution; an array holds probabilities (row, class) or (member, row, class)."""
+    """Return the distribution of a prediction; an array contains probabilities (row, class) or (member, row, class)."""
     if isinstance(found, Prediction | Predictive):
         return found._found if isinstance(found, Prediction) else found
     probs = torch.as_tensor(np.asarray(found), dtype=torch.float64)
@@ -87,7 +86,7 @@ def _predictive(found: Any) -> Predictive:
 
 
 def _stored(found: Any, y: Any, make: Callable[[Predictive, Any], Any]) -> Any:
-    """Return the numbers of an evaluation as they are, or those of a prediction against its targets."""
+    """Return the data of a plot: part of an evaluation as it is, or computed from a prediction and its targets."""
     if isinstance(found, Mapping | list):
         return found
     prediction = _predictive(found)
@@ -95,7 +94,7 @@ def _stored(found: Any, y: Any, make: Callable[[Predictive, Any], Any]) -> Any:
 
 
 def _rows(found: Any, y: Any) -> dict[str, np.ndarray]:
-    """Return targets and means, with the ends of intervals where they are known, by name."""
+    """Return targets, means and, if known, the ends of intervals, by name."""
     if not isinstance(found, Mapping | Prediction | Predictive):
         ends = [np.asarray(v, dtype=float) for v in (found if isinstance(found, tuple) else (found, found))]
         return {"target": np.asarray(y, dtype=float), "mean": (ends[0] + ends[1]) / 2, "low": ends[0], "high": ends[1]}
@@ -104,7 +103,7 @@ def _rows(found: Any, y: Any) -> dict[str, np.ndarray]:
 
 
 def label_ends(ax: "Axes", points: Iterable[tuple[float, float, str, Any]], *, size: float = 8) -> None:
-    """Write names to the right of the axes at the height of their points (x, y, name, color), moved apart where they overlap."""
+    """Write names to the right of the axes at the heights of their points (x, y, name, color), moved apart to avoid overlaps."""
     ax.figure.draw_without_rendering()  # type: ignore[union-attr]  # settles the layout
     entries = list(points)
     ends = [ax.transAxes.inverted().transform(ax.transData.transform((x, y))) for x, y, _, _ in entries]
@@ -122,7 +121,7 @@ def label_ends(ax: "Axes", points: Iterable[tuple[float, float, str, Any]], *, s
 
 
 def reliability(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
-    """Draw accuracy by confidence; bars, and the size of points, show the share of rows, orange lines the gap to perfect calibration."""
+    """Draw accuracy by confidence. Bars and the size of points show the share of rows, orange lines the calibration gap."""
     ax, table = _axes(ax), _stored(found, y, lambda p, t: p.details(t)["reliability"])
     edges, counts, sure, right = (np.array(table[n], float) for n in ("edges", "counts", "confidence", "accuracy"))
     held = counts > 0
@@ -136,7 +135,7 @@ def reliability(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
 
 
 def risk_coverage(found: Any, y: Any = None, *, ax: Ax = None, **options: Any) -> "Axes":
-    """Draw the error of the rows that are kept when the least certain ones are left out."""
+    """Draw the error of the remaining rows when the least certain ones are left out."""
     ax, curve = _axes(ax), _stored(found, y, lambda p, t: evaluation.risk(p, t)["risk"])
     line(ax, curve["kept"], curve["risk"], curve.get("spread"), **options)
     _thousands(ax)
@@ -145,7 +144,7 @@ def risk_coverage(found: Any, y: Any = None, *, ax: Ax = None, **options: Any) -
 
 
 def line(ax: "Axes", x: Any, y: Any, spread: Any = None, **options: Any) -> None:
-    """Draw a line, with a band of its spread if there is one."""
+    """Draw a line, with a band if `spread` is given."""
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     (drawn,) = ax.plot(x, y, **{"marker": "o" if len(x) < 16 else None, "markersize": 3} | options)
     if spread is not None and np.any(spread):
@@ -153,7 +152,7 @@ def line(ax: "Axes", x: Any, y: Any, spread: Any = None, **options: Any) -> None
 
 
 def confusion(found: Any, y: Any = None, *, names: Sequence[str] | None = None, ax: Ax = None) -> "Axes":
-    """Draw how many rows of each class are predicted as each class (`names`); shades are shares of the true class."""
+    """Draw the confusion matrix of classes (`names`); shades are shares of the true class."""
     import matplotlib
 
     ax, told = _axes(ax), _stored(found, y, lambda p, t: p.details(t)["classes"])
@@ -174,7 +173,7 @@ def confusion(found: Any, y: Any = None, *, names: Sequence[str] | None = None, 
 
 
 def entropy_histograms(found: Any, other: Any = None, *, ax: Ax = None) -> "Axes":
-    """Draw the shares of rows by entropy (of numbers: standard deviation), and those of `other`, out of distribution."""
+    """Draw the histogram of the entropy (for numbers: standard deviation) of rows and of `other`, out-of-distribution, rows."""
     outside = None if other is None else _predictive(other)
     ax, shown = _axes(ax), _stored(found, None, lambda p, _: evaluation.histograms(p, outside))
     for name, color, text in (("in", "C0", "test rows"), ("out", "C1", "out of distribution")):
@@ -187,7 +186,7 @@ def entropy_histograms(found: Any, other: Any = None, *, ax: Ax = None) -> "Axes
 
 
 def agreement(found: Any, y: Any = None, *, scale: float | None = None, ax: Ax = None) -> "Axes":
-    """Draw how often members name different classes, or how their errors correlate; `scale` is the value of the strongest shade."""
+    """Draw how often members predict different classes, or how their errors correlate; `scale` is the value of the darkest shade."""
     ax, told = _axes(ax), _stored(found, y, lambda p, t: dict(zip(("measure", "matrix"), p.likeness(t))))
     values = np.array(told["matrix"], dtype=float)
     np.fill_diagonal(values, np.nan)
@@ -202,7 +201,7 @@ def agreement(found: Any, y: Any = None, *, scale: float | None = None, ax: Ax =
 
 
 def ensemble_size(found: Any, y: Any = None, *, measure: str = "nll", ax: Ax = None, **options: Any) -> "Axes":
-    """Draw a measure by the number of members, with its standard deviation over random choices of them."""
+    """Draw a score by the number of members, with its standard deviation over random choices of them."""
     ax, rows = _axes(ax), _stored(found, y, evaluation.sizes)
     held = {n: [row.get(n, 0.0) for row in rows] for n in ("members", measure, f"{measure}_std")}
     line(ax, held["members"], held[measure], held[f"{measure}_std"], **options)
@@ -213,7 +212,7 @@ def ensemble_size(found: Any, y: Any = None, *, measure: str = "nll", ax: Ax = N
 
 
 def intervals(found: Any, y: Any = None, *, rows: int = 60, ax: Ax = None, unit: str = "") -> "Axes":
-    """Draw intervals of some `rows` in order of their means; `found` may be a pair of arrays. Targets outside have another color."""
+    """Draw intervals of some `rows` in order of their means; `found` may be a pair of arrays. Targets outside are orange."""
     ax, held = _axes(ax), _rows(found, y)
     order = np.argsort(held["mean"], kind="stable")
     order = order[np.linspace(0, len(order) - 1, min(rows, len(order))).round().astype(int)]
@@ -253,7 +252,7 @@ def residuals(found: Any, y: Any = None, *, ax: Ax = None, unit: str = "") -> "A
 
 
 def pit(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
-    """Draw the histogram of the probability integral transform: flat if calibrated, a hill if intervals are too wide."""
+    """Draw the histogram of the probability integral transform: flat if calibrated, hump-shaped if intervals are too wide."""
     ax = _axes(ax)
     shares = np.array(found if y is None else _stored(found, y, lambda p, t: p.details(t)["pit"]), dtype=float)
     ax.bar(np.arange(len(shares)) / len(shares), shares, 1 / len(shares), align="edge", color="C0", alpha=0.6)
@@ -263,10 +262,10 @@ def pit(found: Any, y: Any = None, *, ax: Ax = None) -> "Axes":
 
 
 def history(run: str | Path | Iterable[Any]) -> dict[str, Any]:
-    """Return the curves of a run: `loss` and `validation` as segments of [epochs, value], and the `measure` validated.
+    """Return the curves of a run: `loss` and `validation` as segments of [epochs, value], and the validation score's name, `measure`.
 
     Args:
-        run: its folder, or the events that `fit(..., callbacks=events.append)` kept in a list.
+        run: its folder, or the list of events from `fit(..., callbacks=events.append)`.
     """
     found: dict[str, Any] = {"loss": [], "validation": [], "measure": ""}
     if isinstance(run, str | Path):
@@ -291,7 +290,7 @@ def history(run: str | Path | Iterable[Any]) -> dict[str, Any]:
 
 
 def training_curves(found: Any, *, of: Literal["loss", "validation"] = "loss", ax: Ax = None) -> "Axes":
-    """Draw the loss or the validation score (`of`) of a run: its folder, events or `history`; one line for each training phase."""
+    """Draw the loss or the validation score (`of`) of a run, given as its folder, events or `history`; one line for each phase."""
     ax, curves = _axes(ax), found if isinstance(found, Mapping) else history(found)
     for segment in curves[of]:
         x, y = np.array(segment, dtype=float).T
@@ -309,7 +308,7 @@ def cost_vs_score(
     spreads: Mapping[str, Mapping[str, float]] | None = None,
     ax: Ax = None,
 ) -> "Axes":
-    """Draw a `score` of each method of a comparison, or of its rows, by its `cost`, with error bars (`spreads`, `Comparison.deviations`)."""
+    """Draw a `score` of each method of a comparison, or of its rows, against its `cost`, with error bars (`spreads`)."""
     from matplotlib.ticker import EngFormatter
 
     rows = found.rows if isinstance(found, Comparison) else found
@@ -329,7 +328,7 @@ def cost_vs_score(
 
 
 def importance(found: Mapping[str, Any], *, most: int = 12, ax: Ax = None) -> "Axes":
-    """Draw how much worse a score gets when the cells of one column are shuffled; lines span the members."""
+    """Draw how much worse a score gets when the values of one column are shuffled; lines span the members."""
     ax, rows, measure = _axes(ax), found["columns"][:most], found["measure"]
     places = -np.arange(len(rows))
     ax.barh(places, [row["worse"][measure] for row in rows], height=0.7, color="C0", alpha=0.55)

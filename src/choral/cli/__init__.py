@@ -1,11 +1,11 @@
-"""The `choral` command. This module imports nothing heavy, so that `choral --help` answers at once."""
+"""The `choral` command. This module imports nothing slow, so that `choral --help` is fast."""
 
 import sys
 import time
 
 
 def main() -> None:
-    """Run the command line: exit 2 with one sentence for a user's mistake, 130 when interrupted."""
+    """Run the command line; exit code 2 with one sentence for a user's error, 130 when interrupted."""
     started = time.perf_counter()  # of a time limit: loading torch counts
     from choral.cli.process import guarded, processes
 

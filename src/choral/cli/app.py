@@ -1,4 +1,4 @@
-"""The commands methods, plan, fit and compare; others are in modules of their own. Each imports what it needs when it runs."""
+"""The commands methods, plan, fit and compare. Each imports what it needs when it runs."""
 
 import re
 import time
@@ -46,7 +46,7 @@ def top(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
-    """Turn one network into a calibrated ensemble for about the price of training it once.
+    """Turn one network into a calibrated ensemble for about the cost of training it once.
 
     Example: choral fit houses.csv --target price
     """
@@ -57,7 +57,7 @@ def top(
 
 @app.command()
 def methods(json: Json = False) -> None:
-    """List every method: its family, what it does and its paper.
+    """List all methods: family, summary and paper.
 
     Example: choral methods
     """
@@ -86,7 +86,7 @@ def plan(
     settings: Settings,
     json: Json = False,
 ) -> None:
-    """Show what a method would do with a budget, before any training; with DATA, exactly what fit would do.
+    """Show the plan of a method and its cost before training; with DATA, exactly what fit would do.
 
     Example: choral plan snapshot houses.csv --target price --budget 60
     """
@@ -166,7 +166,7 @@ def fit(
     apart: Apart,
     running: Running,
 ) -> None:
-    """Train one ensemble and save it.
+    """Train an ensemble and save it.
 
     Example: choral fit houses.csv --target price
     """
@@ -231,7 +231,7 @@ def compare(
     cluster: OnCluster = None,
     running: Running,
 ) -> None:
-    """Train several methods with the same budget and print one table.
+    """Train several methods with the same budget and compare them in one table.
 
     Example: choral compare houses.csv --target price --methods single,deep_ensemble,snapshot
     """

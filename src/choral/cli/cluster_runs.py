@@ -1,4 +1,4 @@
-"""The commands for runs that several processes or machines train, leaf by leaf: fit --prepare, leaves, run-leaf."""
+"""The commands for runs trained leaf by leaf by several processes or machines: fit --prepare, leaves, run-leaf."""
 
 import contextlib
 import io
@@ -20,13 +20,13 @@ Run = Annotated[str, typer.Argument(help="The folder of a run that fit --prepare
 
 
 def understood(typed: dict[str, Any], *, quiet: bool) -> Any:
-    """Return what the typed options of fit ask for, a `choral.tables.fit.Ready`."""
+    """Return the prepared fit (`choral.tables.fit.Ready`) for the options of fit."""
     values = (taken(kind, typed) for kind in (Reading, Settings, Watching))
     return prepare_fit(typed["data"], *values, quiet=quiet, **{name: typed[name] for name in _ASKED})
 
 
 def _arguments(typed: dict[str, Any], ready: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the network, data and recipe that `choral.fit` gets, and its options that decide the members."""
+    """Return the network, data and recipe for `choral.fit`, and the options that determine the members."""
     from choral.engine.compute import Compute
 
     what, options = ready.arguments()
@@ -34,7 +34,7 @@ def _arguments(typed: dict[str, Any], ready: Any) -> tuple[tuple[Any, ...], dict
 
 
 def check_apart(apart: Apart, time_limit: float | None, *, extend: bool, overwrite: bool) -> None:
-    """Raise InputError for options that do not go together."""
+    """Raise InputError for options that cannot be combined."""
     if extend and overwrite:
         raise InputError("--overwrite starts again and --extend adds members to what is there; give one of them.")
     if apart.stack is not None and not apart.prepare:
@@ -46,22 +46,22 @@ def check_apart(apart: Apart, time_limit: float | None, *, extend: bool, overwri
 
 
 def cluster_of(word: str | None) -> Any:
-    """Return the cluster that a word names, None for none."""
+    """Return the cluster that a word names; None for no cluster."""
     from choral.cluster.ray import Ray
 
     return None if word is None else Ray(address=None if word == "ray" else word)
 
 
 def results_only(cluster: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Keep what Ray prints about machines that die from standard output, which is for results.
+    """Keep Ray's messages about lost machines off standard output, which is for results.
 
-    Ray's shutdown waits for the thread that prints. Where nobody reads, a pipe is full after a few machines, and neither of them ends.
+    Ray's shutdown waits for the thread that prints. If nobody reads it, a pipe fills up after a few machines, and neither of them ends.
     """
     return contextlib.nullcontext() if cluster is None else contextlib.redirect_stdout(io.StringIO())
 
 
 def tell_prepared(typed: dict[str, Any], ready: Any, place: str | Path, apart: Apart, running: Running) -> None:
-    """Make a run folder without training, keep the options it was made by, and list its leaves."""
+    """Make a run folder without training, store its options, and list its leaves."""
     from choral.cluster.run import prepare
     from choral.cluster.storage import opened
     from choral.engine.files import write_json as keep
@@ -93,7 +93,7 @@ def leaves(
     ready: Annotated[bool, typer.Option("--ready", help="Print the paths that can be trained now.")] = False,
     json: Json = False,
 ) -> None:
-    """List the leaves of a prepared run: which are ready, which wait for another, which are done.
+    """List the leaves of a prepared run: ready, waiting for another leaf, or done.
 
     Example: choral leaves runs/houses --ready
     """
@@ -118,7 +118,7 @@ def run_leaf(
     quiet: Quiet = False,
     shown: Progress = None,
 ) -> None:
-    """Train one leaf of a prepared run, or find it trained; killed and called again, it continues.
+    """Train one leaf of a prepared run. A trained leaf is not trained again; a killed one continues.
 
     Example: choral run-leaf runs/houses --index 0
     """
@@ -155,7 +155,6 @@ def _command(run: str) -> dict[str, Any]:
 
 
 def _chosen(run: str, rows: list[dict[str, Any]], path: str | None, index: int | None) -> dict[str, Any]:
-    """Return the leaf that is asked for by its path or its number."""
     if (path is None) == (index is None):
         raise InputError(
             f"give one leaf of {run}: its path, or --index and its number; choral leaves {run} lists them."

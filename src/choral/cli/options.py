@@ -1,6 +1,6 @@
-"""The options of the commands, each with its words for --help, and the data, network and training that they ask for.
+"""The options of the commands with their help texts, and the data, network and training that they describe.
 
-Options that several commands share together are one value.
+Options that several commands share are one dataclass.
 """
 
 import functools
@@ -40,7 +40,7 @@ _MODELS = "tabular, tabular_embedded, mlp, mlp_wide, lenet_s, lenet_m, lenet_l o
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How data is read, and by which network."""
+    """Options of the data and the network."""
 
     target: Annotated[str | None, _of_data(help="Column to predict, for a table.")] = None
     task: Annotated[
@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of the optimizer."""
+    """Options of the optimizer."""
 
     lr: Annotated[float | None, _of_optimizer(help="Peak learning rate.")] = None
     optimizer: Annotated[str | None, _of_optimizer(help="sgd, adam or adamw.")] = None
@@ -68,7 +68,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Watching:
-    """Validation and early stopping."""
+    """Options of validation and early stopping."""
 
     validation: Annotated[
         float | None, _of_validation(help="Share of the training rows held out for early stopping; 0 for none.")
@@ -82,7 +82,7 @@ class Watching:
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """Whether, and how, a run is trained by other processes."""
+    """Options of runs trained by other processes."""
 
     prepare: Annotated[
         bool, _of_processes("--prepare", help="Create the run folder without training; see choral leaves and run-leaf.")
@@ -93,7 +93,7 @@ class Apart:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """How a run goes, and what it shows."""
+    """Options of the run and its output."""
 
     seed: Annotated[int, _of_run(help="Seed of all random draws.")] = 0
     executor: Annotated[str, _of_run(help="auto, sequential or vectorized.")] = "auto"
@@ -106,12 +106,12 @@ class Running:
 
     @property
     def silent(self) -> bool:
-        """Whether neither progress nor how columns are read is shown."""
+        """Whether neither progress nor the reading of columns is shown."""
         return self.json or self.quiet
 
     @property
     def on_existing(self) -> Any:
-        """What happens to a run that the folder holds."""
+        """What to do with an existing run in the folder."""
         return "overwrite" if self.overwrite else "resume"
 
 
@@ -126,12 +126,12 @@ def given(*values: Any) -> list[str]:
 
 
 def taken(kind: Any, typed: dict[str, Any]) -> Any:
-    """Return a value made of those of the typed options that it has."""
+    """Return a dataclass made from those of the options that are its fields."""
     return kind(**{f.name: typed[f.name] for f in fields(kind)})
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer, with an option for each field of the dataclasses that it takes."""
+    """Return a command for typer, with an option for each field of its dataclass arguments."""
     own = {p.name: p.annotation for p in inspect.signature(command).parameters.values()}
     flat = []
     for p in inspect.signature(command).parameters.values():
@@ -174,7 +174,7 @@ def prepare_fit(
     class_weight: str | None = None,
     **asked: Any,
 ) -> Any:
-    """Return what `choral fit` does with some data, a `choral.tables.fit.Ready`; say how a table is read, unless `quiet`."""
+    """Return the prepared fit (`choral.tables.fit.Ready`) for some data; print how a table is read, unless `quiet`."""
     from choral.data.problems import balanced
     from choral.tables.fit import prepared
 
@@ -188,7 +188,7 @@ def prepare_fit(
 
 
 def read_problem(data: str, reading: Reading, *, quiet: bool) -> Any:
-    """Return the data; say how a table is read."""
+    """Return the data, and print how a table is read."""
     from choral.tables.problems import Columns, load_problem
 
     named: dict[str, Any] = {name: getattr(reading, name) for name in ("target", "group", "time")}

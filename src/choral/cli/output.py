@@ -1,7 +1,6 @@
-"""What the command line shows: JSON for machines, tables and a progress bar for people.
+"""Output of the command line: JSON for machines, tables and progress for people.
 
-Everything goes through `say`, `note` and `table`: names of files, columns and methods are neither markup of rich nor commands to a
-terminal there.
+All output goes through `say`, `note` and `table`, which escape names of files, columns and methods for rich and the terminal.
 """
 
 import json
@@ -33,18 +32,18 @@ def write_json(content: Any) -> None:
 
 
 def json_text(content: Any) -> str:
-    """Return content as JSON; numbers that JSON lacks become null, and what is no JSON type becomes text."""
+    """Return content as JSON; numbers that JSON lacks become null, other types become text."""
     plain = json.loads(json.dumps(content, default=str), parse_constant=lambda name: None)
     return json.dumps(plain, indent=1) + "\n"
 
 
 def say(text: str) -> None:
-    """Print a text for people on standard output; in a terminal long lines break between words."""
+    """Print a text on standard output; in a terminal long lines wrap between words."""
     _write(text, sys.stdout)
 
 
 def note(text: str) -> None:
-    """Print a text for people on standard error; in a terminal long lines break between words."""
+    """Print a text on standard error; in a terminal long lines wrap between words."""
     _write(text, sys.stderr)
 
 
@@ -59,16 +58,16 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 def _plain(text: str, style: str = "") -> "Text":
-    """Return text for rich, which would read brackets in a str as markup."""
+    """Return text without markup for rich, which would interpret brackets."""
     from rich.text import Text
 
     return Text(visible(text), style=style)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows as a table; the best of accuracy, rmse, nll and ece is bold.
+    """Print rows as a table, with the best accuracy, rmse, nll and ece in bold.
 
-    Where the terminal is too narrow, columns that say least (`SPARE`) are left out, and a line says which.
+    If the terminal is too narrow, the least important columns (`SPARE`) are omitted, and a line names them.
     """
     from rich.console import Console
     from rich.table import Table
@@ -97,9 +96,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
 
 
 def progress(quiet: bool, wanted: bool | None = None) -> "AbstractContextManager[Bars]":
-    """Return a context with what shows how far training is: a bar in a terminal, elsewhere a line now and then if it is wanted.
-
-    Warnings are always said.
+    """Return a context that shows the progress of training: a bar in a terminal, occasional lines elsewhere if wanted. Warnings are always
+    printed.
     """
     from choral.callbacks import bars
 
@@ -109,7 +107,7 @@ def progress(quiet: bool, wanted: bool | None = None) -> "AbstractContextManager
 
 
 def show_comparison(title: str, comparison: Any) -> None:
-    """Print the table of a comparison, best first, and what was found."""
+    """Print the table of a comparison, best first, and its findings."""
     base = comparison.settings.get("baseline", "single")
     one = next((row["train_flops"] for row in comparison.rows if row["method"] == base), None)
     score = next((n for n in ("nll", "pinball", "loss") if n in comparison.rows[0]), comparison.shown[0])

@@ -1,6 +1,6 @@
 """The commands that use a saved ensemble: predict, export and serve.
 
-A file of predictions is what its name ends in, and is never written over an input.
+The ending of a file name decides its format; predictions never overwrite an input.
 """
 
 import io
@@ -35,7 +35,7 @@ def predict(
     level: Annotated[float, typer.Option(min=0.01, max=0.999, help="Coverage of the intervals of numbers.")] = 0.95,
     json: Json = False,
 ) -> None:
-    """Predict with a saved ensemble: one line for each row, with how sure it is.
+    """Predict with a saved ensemble: one line for each row, with its uncertainty.
 
     Example: choral predict runs/houses-auto new.csv --out predictions.csv
     """
@@ -81,7 +81,7 @@ def predict(
 
 
 def _write_large(make: Callable[[Any, int], Any], data: Path, out: Path, key: str) -> int:
-    """Write the predictions of a large table chunk by chunk; the same command continues after a kill."""
+    """Write the predictions of a large table in chunks; the same command resumes after a kill."""
     from choral.deploy.stream import by_chunks
 
     told, name = [time.monotonic()], out.name.lower()
@@ -97,7 +97,7 @@ def _write_large(make: Callable[[Any, int], Any], data: Path, out: Path, key: st
 
 @contextmanager
 def called(data: Any) -> Iterator[None]:
-    """Let errors within the block name the data."""
+    """Name the data in errors."""
     try:
         yield
     except InputError as error:
@@ -105,7 +105,7 @@ def called(data: Any) -> Iterator[None]:
 
 
 def _check_out(path: Path, data: Path, ensemble: Path) -> None:
-    """Raise InputError unless a path says what to write, and is neither an input nor a file of the run."""
+    """Raise InputError unless a path has a known ending and is neither an input nor a file of the run."""
     from choral.engine.folder import belongs_to
 
     if not path.name.lower().endswith(ENDINGS):
@@ -122,7 +122,7 @@ def _check_out(path: Path, data: Path, ensemble: Path) -> None:
 
 
 def _encoded(name: str, found: Any, *, header: bool = True) -> bytes:
-    """Return predictions as bytes of the kind of file that a name ends in; nothing in text is a formula to a spreadsheet."""
+    """Return predictions as bytes in the format of a file name; no text is a formula to a spreadsheet."""
     held, safe = io.BytesIO(), found.rename(columns=plain_cell).map(plain_cell)
     if name.endswith(".json"):
         held.write(_records(found).encode())
@@ -142,7 +142,7 @@ def _records(found: Any) -> str:
 
 
 def plain_cell(value: Any) -> Any:
-    """Return a value as a cell that no spreadsheet takes for a formula.
+    """Return a value that a spreadsheet does not take for a formula.
 
     >>> [plain_cell(v) for v in ("=1+1", "@a", "-1", "- a", -0.5, "b")]
     ["'=1+1", "'@a", '-1', "'- a", -0.5, 'b']
@@ -151,7 +151,7 @@ def plain_cell(value: Any) -> Any:
 
 
 def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, Any, Any]:
-    """Return a file's inputs as the ensemble was trained on, its targets if they are wanted, and the table (None for arrays)."""
+    """Return a file's inputs as in training, its targets if wanted, and the table (None for arrays)."""
     from choral.data.problems import rows_in
     from choral.tables.reading import ENDINGS, ending, read_table
     from choral.tables.table import with_target
@@ -169,7 +169,7 @@ def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, A
 
 
 def check_kind(loaded: Any, data: Path) -> None:
-    """Raise InputError for a table where an ensemble was fitted on arrays, or the other way round."""
+    """Raise InputError for a table if the ensemble was fitted on arrays, or the other way round."""
     from choral.tables.reading import ending
 
     on_table = loaded.table is not None and bool(loaded.table.columns)
@@ -182,7 +182,7 @@ def check_kind(loaded: Any, data: Path) -> None:
 def _beside(
     loaded: Any, frame: Any, data: Path, ids: list[str], own: tuple[str, ...], *, everything: bool, tell: bool = True
 ) -> dict[str, Any]:
-    """Return the columns of a table to show next to predictions, by names that these do not have; `tell` says which are others."""
+    """Return the columns of a table to show next to predictions, under unique names; `tell` prints the changed ones."""
     if frame is None:
         if ids or everything:
             asked = "--id" if ids else "--keep-columns"
@@ -210,7 +210,7 @@ def export(
     members: Annotated[bool, typer.Option("--members", help="Let it return what each member predicts too.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a saved ensemble as one graph that predicts with its uncertainty, without choral.
+    """Export a saved ensemble as one graph that predicts with its uncertainty, without choral.
 
     Example: choral export runs/houses-auto --to model.onnx
     """

@@ -1,14 +1,14 @@
-"""The process of a command: the one place where errors become a sentence and an exit code, and what torchrun starts.
+"""The process of a command: errors become one sentence and an exit code; torchrun's processes share batches.
 
-Of the processes that torchrun starts, which share every batch of training, the first one speaks and writes.
+Of the processes that torchrun starts, only the first prints and writes.
 
 0    done
-2    a mistake of the user, or something the machine refused (no space, no memory, no permission): one sentence
-1    a mistake of choral: the traceback and a sentence
+2    an error of the user or the machine (no space, no memory, no permission): one sentence
+1    an error of choral: the traceback and a sentence
 130  interrupted by the keyboard
 143  ended by SIGTERM
 
-With CHORAL_DEBUG=1 in the environment the traceback is shown as well.
+With CHORAL_DEBUG=1 in the environment the traceback is always shown.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _AGAIN = "run the same command again to continue from the last checkpoint."
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """Return the exit code of a command; every error is said in one sentence on standard error."""
+    """Run a command and return its exit code; errors are printed on standard error as one sentence."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with warnings.catch_warnings():
@@ -106,7 +106,7 @@ def _line(text: str) -> str:
 
 
 def place() -> tuple[int, int]:
-    """Return the rank of this process among those that torchrun started, and how many there are; (0, 1) without torchrun."""
+    """Return the rank of this process and the number of processes that torchrun started; (0, 1) without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return 0, 1
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -114,7 +114,7 @@ def place() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def processes() -> Iterator[None]:
-    """Join the processes that torchrun started, for a block of code; all but the first are silent in it."""
+    """Join the processes that torchrun started, for a block of code; only the first prints."""
     rank, size = place()
     if size == 1:
         yield

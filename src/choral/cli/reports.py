@@ -1,4 +1,4 @@
-"""What is measured and shown of an ensemble: the commands evaluate and report, and the end of fit."""
+"""The commands evaluate and report, and the scores printed at the end of fit."""
 
 import time
 from pathlib import Path
@@ -30,7 +30,7 @@ def evaluate(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the result in the run folder, for choral report.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure a saved ensemble on labeled data.
+    """Score a saved ensemble on labeled data.
 
     Example: choral evaluate runs/houses-auto houses.csv --held-out
     """
@@ -141,7 +141,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Write one HTML page with every table and figure of a run or comparison.
+    """Write one HTML page with all tables and figures of a run or comparison.
 
     Example: choral report runs/houses-auto --open
     """
@@ -159,10 +159,10 @@ def report(
 def told(
     ensemble: Any, problem: Any, folder: Path, ends: float | None, *, heard: bool, quiet: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measure a fitted ensemble on the rows held out and say what came out; return its row, and what else --json has.
+    """Score a fitted ensemble on the held-out rows and print the result; return its row, and what --json adds.
 
-    The run folder keeps the evaluation. The importance of columns is left out where it would take longer than until `ends`, by
-    time.perf_counter. What came of each candidate is not said again where the progress was `heard`.
+    The run folder stores the evaluation. Importance of columns is skipped if it would not be done by `ends`, a time.perf_counter. Results
+    of candidates are not printed again if the progress showed them (`heard`).
     """
     from choral.comparison.compare import trial_of
     from choral.comparison.evaluation import judged, keep, row_of
@@ -191,7 +191,7 @@ def told(
 
 
 def _note_baseline(found: dict[str, Any]) -> None:
-    """Say so if an ensemble is no better than naming the commonest class every time."""
+    """Print a note if an ensemble is no better than always predicting the most frequent class."""
     classes, accuracy = found.get("classes"), found["scores"].get("accuracy", 1.0)
     if classes and accuracy <= classes["majority_accuracy"]:
         note(
@@ -201,7 +201,7 @@ def _note_baseline(found: dict[str, Any]) -> None:
 
 
 def endings(info: dict[str, Any]) -> list[str]:
-    """Return sentences on training that ended before its budget, and on what out-of-fold predictions tell.
+    """Return sentences on trainings that ended early, and on out-of-fold scores.
 
     >>> endings({"stopped": [{"epoch": 8, "reason": "patience"}], "counted": {"epochs": 8}})
     ['1 training stopped early, after 8 epochs; 8 epochs were taken in all.']

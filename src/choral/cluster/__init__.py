@@ -1,6 +1,6 @@
-"""Scale-out: a run cut into leaves that any process can train, in any order, to the bytes of one process.
+"""Distributed runs: a run is cut into leaves that any process can train, in any order, with bit-identical results.
 
-A fork's branches do not know of each other, and every draw follows from the place in the plan. So a run is a tree of leaves: what
-comes before a fork, and each stack of its branches. `leaves` cuts, `leaf` trains one with the engine's own checkpoints, members and
-log, `storage` copies files from and to a URL, `run` trains all leaves and puts the run together, `ray` trains them on a cluster.
+Branches of a fork are independent, and every random draw follows from its place in the plan. So a run is a tree of leaves: the part
+before a fork, and each stack of its branches. `leaf` trains one with the engine's checkpoints, members and log, `storage` copies files
+from and to a URL, `run` trains all leaves and assembles the run, `ray` trains them on a cluster.
 """

@@ -1,8 +1,8 @@
-"""Train one leaf: find its newest checkpoint, continue from it, write its members, then the manifest that names them.
+"""Train one leaf: resume from its newest checkpoint, write its members, then the manifest that names them.
 
-Doing so again does nothing. Checkpoints, members and the log are the engine's, in a folder of the leaf. Two processes at the same leaf
-write the same bytes. A leaf is known by a key: the settled plan and the leaf's path. A manifest or checkpoint with another key belongs to
-another run, and readers trust only files that a manifest names with their SHA-256.
+Training a finished leaf again does nothing. Two processes that train the same leaf write the same bytes. A leaf is identified by a key:
+the plan and the leaf's path. A manifest or checkpoint with another key belongs to another run. Readers trust only files that a manifest
+names with their SHA-256.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ from choral.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a trained leaf left."""
+    """The results of a trained leaf."""
 
     members: dict[str, str]  # files of its members, each with its SHA-256
     state: str | None  # SHA-256 of the file that other leaves continue from
@@ -56,7 +56,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Field:
-    """All that the leaves of a run have in common."""
+    """What the leaves of a run have in common."""
 
     storage: Storage
     run_dir: Any  # the place of the storage, as other processes understand it
@@ -78,7 +78,7 @@ class Field:
 
 
 def leaves_of(plan: dict[str, Any], recipe: Recipe | None = None) -> list[Leaf]:
-    """Return the leaves of a run from its plan.json; functions of the user's can be called only in the recipe as it was given in Python."""
+    """Return the leaves of a run from its plan.json; the user's functions can be called only in the recipe as given in Python."""
     recipe = recipe or from_dict(plan["identity"]["recipe"])
     assert isinstance(recipe, Recipe)
     return cut(recipe.plan, plan["leaves"]["stack"])
@@ -91,12 +91,12 @@ def key_of(plan: dict[str, Any], leaf: Leaf) -> str:
 
 
 def member_name(number: int) -> str:
-    """Return the name of a member's file, from the run's folder."""
+    """Return the name of a member's file, relative to the run's folder."""
     return f"members/{file_name(number)}"
 
 
 def read_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> Manifest | None:
-    """Return the manifest of a leaf; None if there is none, or none that is whole and of this run."""
+    """Return the manifest of a leaf; None if it is missing, damaged or of another run."""
     name = f"{leaf.folder}/manifest.json"
     storage.pull(name)
     try:
@@ -111,7 +111,7 @@ def read_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> Manifes
 
 
 def whole_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> tuple[Manifest | None, str]:
-    """Return the manifest of a leaf if all it names is there, else None; and what is wrong with it, if anything is."""
+    """Return the manifest of a leaf if all files it names exist, else None; and what is missing."""
     manifest = read_manifest(storage, plan, leaf)
     if manifest is None:
         return None, ""
@@ -121,7 +121,7 @@ def whole_manifest(storage: Storage, plan: dict[str, Any], leaf: Leaf) -> tuple[
 
 
 def read_whole(storage: Storage, name: str, digest: str) -> bytes | None:
-    """Return the bytes of a file if they have the SHA-256 that a manifest gives them, else None."""
+    """Return the bytes of a file if they have the SHA-256 in the manifest, else None."""
     storage.pull(name)
     return read_checked(storage.folder / name, digest)
 
@@ -131,7 +131,7 @@ def _state(leaf: Leaf) -> str:
 
 
 def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -> Field:
-    """Return what the leaves of a run have in common; RunError unless the call is the one its plan was settled for, on the same torch."""
+    """Return what the leaves of a run have in common; RunError unless the call and the version of torch are those of the plan."""
     job = call.job()
     check_same(storage.where, plan["identity"], identity_of(job))
     begun, now = plan["environment"], environment(plan["environment"]["threads"]) | job.task.parts.environment
@@ -144,7 +144,7 @@ def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -
 
 
 def train_leaf(field: Field, path: str, listener: Callback | None = None) -> Manifest:
-    """Train a leaf, or find it trained; return its manifest. Errors name the leaf."""
+    """Train a leaf, unless it is trained, and return its manifest. Errors name the leaf."""
     leaf = field.leaves[path]
     held, _ = whole_manifest(field.storage, field.plan, leaf)
     if held is not None:
@@ -200,14 +200,14 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
 
 
 def _members(store: MemberStore, leaf: Leaf) -> dict[str, str]:
-    """Return the files of a leaf's members, each with its SHA-256; those of branches that diverged are missing."""
+    """Return the files of a leaf's members with their SHA-256, without those of diverged branches."""
     missing = store.missing(max(leaf.members, default=-1) + 1)
     there = [number for number in leaf.members if number not in missing]
     return {member_name(number): sha256(store.path(number).read_bytes()) for number in there}
 
 
 def _origins(field: Field, leaf: Leaf) -> tuple[list[Branch], dict[Place, str]]:
-    """Return the branches that those of a leaf continue from, and those that were lost before it."""
+    """Return the branches that those of a leaf continue from, and those that diverged before it."""
     if leaf.after is None:
         return [], {}
     before = field.leaves[leaf.after]

@@ -1,7 +1,7 @@
 """Ray: leaves as tasks on a cluster, or on this machine. The extra `choral[ray]` installs it.
 
-A task trains one leaf after the one it continues from; members go to the run's folder. When a worker or its machine dies, Ray starts the
-leaf elsewhere, where it continues from its newest checkpoint. What a leaf itself raises is not tried again.
+A task trains one leaf after the one it continues from; members go to the run's folder. If a worker or its machine dies, Ray restarts the
+leaf elsewhere, from its newest checkpoint. Errors of the leaf itself are not retried.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ class Ray(Value):
     """A Ray cluster that trains the leaves of a run.
 
     Args:
-        address: 'auto', 'ray://host:10001' or 'host:6379' for a cluster that runs; None starts Ray on this machine, and stops it at the end.
-        cpus: processors of one leaf, which are its threads unless `fit` is given another number.
-        gpus: graphics processors of one leaf.
-        retries: how often a leaf is started again because its worker or machine died.
-        options: further ones of `ray.init`, such as runtime_env.
+        address: 'auto', 'ray://host:10001' or 'host:6379' of a running cluster; None starts Ray on this machine and stops it at the end.
+        cpus: CPUs of one leaf, and its threads unless `fit` is given another number.
+        gpus: GPUs of one leaf.
+        retries: how often a leaf is restarted after its worker or machine died.
+        options: further options of `ray.init`, such as runtime_env.
 
     >>> Ray(cpus=2)
     Ray(address=None, cpus=2, gpus=0, retries=50, options={})
@@ -49,7 +49,7 @@ class Ray(Value):
 
     @contextlib.contextmanager
     def connected(self) -> Iterator["RayWorkers"]:
-        """Yield the workers of the cluster; one that was started or joined here is left at the end."""
+        """Yield the workers of the cluster, and disconnect at the end."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray = needed("ray", "ray")
@@ -80,14 +80,14 @@ class Ray(Value):
 
 
 class RayWorkers:
-    """The workers of a cluster that is connected."""
+    """The workers of a connected cluster."""
 
     def __init__(self, cluster: Ray, ray: Any):
         self.cluster, self.ray = cluster, ray
 
     @property
     def slots(self) -> int:
-        """Leaves that can be trained at once."""
+        """Number of leaves that can be trained at once."""
         have: dict[str, float] = self.ray.cluster_resources()
         by_gpu = have.get("GPU", 0) / self.cluster.gpus if self.cluster.gpus else float("inf")
         return max(1, int(min(have.get("CPU", 0) / self.cluster.cpus, by_gpu)))
@@ -105,7 +105,7 @@ class RayWorkers:
         warn(f"{wants}; waiting for one that joins.")
 
     def train(self, fields: Sequence[Field]) -> dict[str, str]:
-        """Train leaves side by side, each after the one it continues from; return those that could not be, each with the reason."""
+        """Train leaves in parallel, each after the one it continues from; return the failed ones with their reasons."""
         ray, tasks = self.ray, dict[Any, tuple[Field, Leaf]]()
         how = {"num_cpus": self.cluster.cpus, "num_gpus": self.cluster.gpus, "max_retries": self.cluster.retries}
         remote = ray.remote(_train)
@@ -151,7 +151,7 @@ class RayWorkers:
 
 
 class Ear:
-    """Hears the events of leaves that other processes train, from the logs they write."""
+    """Reads the events of leaves that other processes train from their logs."""
 
     def __init__(self, field: Field):
         self.storage, self.hear = field.storage, field.hear
@@ -165,7 +165,7 @@ class Ear:
         return path.read_bytes() if path.exists() else b""
 
     def listen(self, *, last: bool = False) -> None:
-        """Tell what is new, not too often unless it is for the last time."""
+        """Pass on new events, at most once in a while unless it is the last time."""
         started = time.monotonic()
         if started < self._next and not last:
             return
@@ -185,7 +185,7 @@ _UNDERSTOOD: dict[str, tuple[Any, Field]] = {}
 
 
 def _train(call: list[Any], run_dir: Any, path: str, key: str, after: Any) -> str:
-    """Train a leaf in a worker, behind the task of the leaf it continues from; return the digest of its members. `call` holds the reference of the arguments."""
+    """Train a leaf in a worker, after the leaf it continues from; return the digest of its members. `call` is a reference to the arguments."""
     import ray
 
     name = call[0].hex()

@@ -1,4 +1,4 @@
-"""Runs in leaves: prepare one, list its leaves, train one or all of them, and put the run together."""
+"""Runs in leaves: prepare a run, list its leaves, train one or all of them, and assemble the run."""
 
 import contextlib
 import json
@@ -41,14 +41,14 @@ Asked = tuple[Call, Any, Callback | None, OnExisting]
 
 
 def refuse(what: str, **given: Any) -> None:
-    """Raise InputError for the first argument given that a kind of run cannot have."""
+    """Raise InputError for the first argument that a kind of run does not support."""
     for name, value in given.items():
         if value:
             raise InputError(f"{name} is {value!r}, which a run {what} cannot have; leave it out.")
 
 
 def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
-    """Return the call of a run in leaves; InputError for what only one process, or a cluster, can be asked for."""
+    """Return the call of a run in leaves; InputError for arguments that such runs do not support."""
     call = call_of(build, data, recipe, options)
     compute = call.compute
     refuse("in leaves", time_limit=compute.time_limit, data_parallel=compute.data_parallel, cluster=compute.cluster)
@@ -56,14 +56,14 @@ def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> C
 
 
 def shared_among(slots: int, plan: Phase) -> int:
-    """Return how many branches of a plan's largest fork one of several workers trains."""
+    """Return how many branches of a plan's largest fork each of several workers trains."""
     forks = [1]
     walk(plan, None, Visitor(enter=lambda phase, _: forks.append(phase.branches if isinstance(phase, Fork) else 1)))
     return -(-max(forks) // slots)
 
 
 def settle_leaves(call: Call, job: Job, folder: Path, *, stack: int, on_existing: OnExisting) -> dict[str, Any]:
-    """Return the settled plan of a run in leaves, written into its folder; RunError if the folder holds a run of another kind."""
+    """Write the plan of a run in leaves to its folder and return it; RunError if the folder contains another kind of run."""
     plan, _ = settle(folder, job, table=call.table, on_existing=on_existing, stack=stack)
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
@@ -84,13 +84,13 @@ def prepare(
     on_existing: OnExisting = "resume",
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Make a run folder without training: the plan, settled once for all, cut into leaves. Return where each leaf stands.
+    """Make a run folder without training: the plan, cut into leaves. Return the state of each leaf.
 
     Args:
         build, data, recipe: as in `choral.fit`.
-        run_dir: a folder that every process that trains a leaf can see, or the URL of one ('s3://bucket/run', `choral.Store`).
-        stack: networks that one leaf trains together, at most, where the executor stacks them; None: as many as fit.
-        on_existing: 'overwrite' starts again in a folder that holds another run.
+        run_dir: a folder that all training processes can access, or a URL ('s3://bucket/run', `choral.Store`).
+        stack: largest number of networks that one leaf trains together, if the executor stacks them; None for no limit.
+        on_existing: 'overwrite' replaces another run in the folder.
         options: as in `choral.fit`: seed, validation, compute and so on.
     """
     call = _leaf_call(build, data, recipe, options)
@@ -112,7 +112,7 @@ def prepare(
 def leaves(run_dir: str | Path | Store) -> list[dict[str, Any]]:
     """Return the leaves of a prepared run: path, state, number of networks, members, the leaf each continues from, epochs.
 
-    A leaf is 'ready', 'begun' (there is a checkpoint), 'waiting' for the one it continues from, 'done', or 'diverged'.
+    A leaf is 'ready', 'begun' (it has a checkpoint), 'waiting' for the one it continues from, 'done', or 'diverged'.
     """
     with opened(run_dir) as storage:
         return _states(storage, _planned(storage))
@@ -145,16 +145,16 @@ def run_leaf(
     callbacks: Callback | Sequence[Callback] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train one leaf of a prepared run, or find it trained; return its members' files, each with its SHA-256.
+    """Train one leaf of a prepared run, unless it is trained; return its members' files with their SHA-256.
 
-    Killed and called again, here or elsewhere, it continues from its newest checkpoint.
+    If it is killed, the same call, here or elsewhere, continues from the newest checkpoint.
 
     Args:
         run_dir: the folder.
-        path: the leaf, as `choral.leaves` names it.
-        build, data, recipe: as they were given to `choral.prepare`; anything else is refused.
+        path: the leaf, as named by `choral.leaves`.
+        build, data, recipe: the same as in `choral.prepare`.
         callbacks: called with every event, as in `choral.fit`.
-        options: as they were given to `choral.prepare`.
+        options: the same as in `choral.prepare`.
     """
     call = _leaf_call(build, data, recipe, options)
     with opened(run_dir) as storage:
@@ -170,7 +170,6 @@ def run_leaf(
 
 
 def _planned(storage: Storage) -> dict[str, Any]:
-    """Return the plan of a run in leaves; RunError if there is none."""
     plan = read_plan(storage.folder)
     if plan is None or "leaves" not in plan:
         what = "no run" if plan is None else "a run that is not cut into leaves"
@@ -186,7 +185,7 @@ def train_here(
     listener: Callback | None,
     on_existing: OnExisting,
 ) -> None:
-    """Train what is not yet trained of a run in leaves, one leaf after the other, and write its log as that of one process."""
+    """Train the remaining leaves of a run one after the other, and write its log as that of one process."""
     storage = where if isinstance(where, Storage) else Storage(where)
     if on_existing == "extend" or job.task.parts.size > 1:
         what = "extended" if on_existing == "extend" else "trained by processes that share batches (data_parallel)"
@@ -210,7 +209,7 @@ def train_here(
 
 
 def _waiting(field: Field, log: Log) -> Field:
-    """Return the field with the leaves that are not trained yet, or of which something is lost; counts of all leaves are added up."""
+    """Return the run with only the leaves that are not trained or have lost files, and the sum of all counts."""
     log.rewind(0)
     counted: dict[str, dict[str, float]] = {}
     waiting: list[Leaf] = []
@@ -241,7 +240,7 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
-    """Raise RunError if leaves could not be trained; the first reason is told whole."""
+    """Raise RunError if leaves could not be trained, with the first reason in full."""
     if not failed:
         return
     reason = next(why for why in failed.values() if why)
@@ -252,7 +251,7 @@ def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
 
 
 def _write_log(field: Field) -> dict[Place, str]:
-    """Write log.jsonl: the events of all leaves in plan order, each with what was counted up to it. Return the branches that diverged."""
+    """Write log.jsonl: the events of all leaves in plan order with running counts. Return the diverged branches."""
     storage, lines, before, lost = field.storage, list[str](), dict[str, float](), dict[Place, str]()
     for path, leaf in field.leaves.items():
         manifest, name = read_manifest(storage, field.plan, leaf), f"{leaf.folder}/log.jsonl"
@@ -274,7 +273,7 @@ def _write_log(field: Field) -> dict[Place, str]:
 
 @contextlib.contextmanager
 def fetched(run_dir: Any) -> Iterator[Path]:
-    """Yield a folder with what a URL holds of a run; it is gone afterwards. Members that are not whole are left out."""
+    """Yield a temporary folder with a copy of a run at a URL, without damaged members."""
     with opened(run_dir) as storage:
         plan = _planned(storage)
         (storage.folder / "members").mkdir()
@@ -287,7 +286,7 @@ def fetched(run_dir: Any) -> Iterator[Path]:
 
 
 def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
-    """Raise InputError for a cluster that is none, and for what a run on one cannot have, such as the arguments `refused`."""
+    """Raise InputError for an invalid cluster, and for arguments that clusters do not support, such as those in `refused`."""
     if not isinstance(cluster, Ray):
         raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None or str(run_dir).startswith("memory://"):
@@ -296,7 +295,7 @@ def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
 
 
 def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:
-    """Train the leaves of runs side by side on a cluster; RunError names those that could not be."""
+    """Train the leaves of runs in parallel on a cluster; RunError names those that failed."""
     with contextlib.ExitStack() as opening:
         workers = opening.enter_context(cluster.connected())
         fields: list[Field] = []

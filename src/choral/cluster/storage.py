@@ -1,7 +1,7 @@
-"""Where a run is: a folder that all its processes see, or a URL that each of them mirrors in a folder.
+"""The place of a run: a folder that all its processes can access, or a URL that each of them mirrors in a folder.
 
-`pull` and `push` copy files from and to the URL, through fsspec: whole reads and writes, listings and removals, each with a time limit
-and a few tries. What a process wrote counts once a manifest names it with its SHA-256, and the manifest is written last.
+`pull` and `push` copy files from and to the URL through fsspec: whole reads and writes, listings and removals, each with a timeout and
+retries. Files count once a manifest names them with their SHA-256, and the manifest is written last.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class Storage:
-    """A folder that all processes of a run see. Names are relative; those that end with a slash are folders.
+    """A folder that all processes of a run can access. Names are relative; those that end with a slash are folders.
 
     Args:
         folder: where files are read and written.
-        where: what to call it in messages.
+        where: its name in messages.
     """
 
     is_far = False
@@ -38,16 +38,16 @@ class Storage:
         self.folder, self.where = folder, where or str(folder)
 
     def pull(self, *names: str) -> None:
-        """Bring files of the folder up to date."""
+        """Update files of the folder."""
 
     def push(self, *names: str) -> None:
-        """Write files of the folder that changed since they were pulled or pushed, and remove those that are gone from a folder named."""
+        """Write files that changed since the last pull or push, and remove those that are gone from a given folder."""
 
     def clear(self) -> None:
-        """Remove what a URL holds of a run."""
+        """Remove the run at a URL."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of all files in a folder and below it, sorted; those being written are none yet."""
+        """Return the sorted names of all files in a folder and below it, without temporary ones."""
         found: list[str] = []
         for root, _, files in os.walk(self.folder / folder):  # which leaves out folders that others remove meanwhile
             found += [str((Path(root) / name).relative_to(self.folder)) for name in files if not name.startswith(".")]
@@ -136,7 +136,7 @@ class RemoteStorage(Storage):
         return sorted(path.lstrip("/")[start:] for path in found or ())
 
     def _call(self, what: str, act: Callable[..., Any], *args: Any, missing: bool = False) -> Any:
-        """Return what a call gives, None if a file is not there and may be `missing`; tried again if it fails or does not answer in time, then RunError."""
+        """Return the result of a call, None if a file may be `missing` and is; errors and timeouts are retried, then RunError."""
         error: Exception | None = None
         for number in range(self.store.tries):
             if number:
@@ -161,7 +161,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _answer(act: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
-    """Return what a call gives; TimeoutError if it takes longer than some seconds, and it is left to itself."""
+    """Return the result of a call; TimeoutError after some seconds, and the call is abandoned."""
     found = Future[Any]()
 
     def run() -> None:
@@ -183,7 +183,7 @@ def storage_of(run_dir: Any) -> Storage:
 
 @contextlib.contextmanager
 def opened(run_dir: Any) -> Iterator[Storage]:
-    """Yield the storage of a run; changed files of the run are written back at the end, and errors name the URL."""
+    """Yield the storage of a run; changed files are written back at the end, and errors name the URL."""
     storage = storage_of(run_dir)
     try:
         storage.pull(*RUN_FILES)
@@ -195,7 +195,7 @@ def opened(run_dir: Any) -> Iterator[Storage]:
 
 
 def publish(storage: Storage, *, overwrite: bool = False) -> None:
-    """Write the files of a run that was settled; `overwrite` removes what a URL holds of another first."""
+    """Write the files of a new run; `overwrite` removes another run at the URL first."""
     if overwrite:
         storage.clear()
     storage.push(*RUN_FILES)

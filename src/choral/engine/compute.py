@@ -42,19 +42,19 @@ _SECONDS = Limit(lambda given: 0 < given < math.inf, "a number of seconds above 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute(Value):
-    """Where and how a run is trained. Up to rounding, and apart from `time_limit`, the members do not depend on it.
+    """Where and how a run is trained. Members do not depend on it, up to rounding and apart from `time_limit`.
 
     Args:
         device: 'auto' (the first available of CUDA, MPS and the CPU), or a device of torch.
         precision: 'fp32', or 'bf16' by autocast.
         executor: 'sequential', 'vectorized' (members of equal shapes are trained together), or 'auto'.
         threads: threads of torch's operations; None chooses. A resumed run keeps its number.
-        time_limit: seconds after which training ends, at the end of an epoch; members that were not started are left out. The same
+        time_limit: seconds after which training ends, at the end of an epoch; members not started yet are left out. The same
             call with a larger limit, or none, continues.
-        accumulate: parts of a batch whose gradients are accumulated, for less memory; BatchNorm takes statistics of each part.
-        data_parallel: whether the processes of torch's default group (`torchrun`) share every batch; each makes the same call.
-        cluster: `choral.Ray()` trains members on a Ray cluster; `run_dir` must be visible to all its machines.
-        checkpoint_seconds: least time between two checkpoints; 0 takes one after every epoch.
+        accumulate: number of parts of a batch whose gradients are accumulated, to save memory; BatchNorm uses the statistics of each part.
+        data_parallel: split every batch over the processes of torch's default group (`torchrun`), which all make the same call.
+        cluster: `choral.Ray()` trains members on a Ray cluster, all of whose machines must be able to access `run_dir`.
+        checkpoint_seconds: minimum time between two checkpoints; 0 writes one after every epoch.
 
     >>> Compute(device="cpu", threads=2).executor
     'auto'
@@ -86,13 +86,13 @@ class Compute(Value):
 
 @dataclass(frozen=True)
 class Store(Value):
-    """A run folder that is not a path of this machine, and how long it is waited for.
+    """A run folder that is not a path of this machine, and how long to wait for it.
 
     Args:
-        url: as fsspec knows it, such as 's3://bucket/run'.
-        timeout_seconds: after which a call counts as failed.
-        tries: of each call, before it is an error.
-        options: what the file system is told, such as endpoint_url; the words of fsspec's storage options.
+        url: any URL of fsspec, such as 's3://bucket/run'.
+        timeout_seconds: seconds after which a call has failed.
+        tries: number of tries of each call.
+        options: storage options of fsspec, such as endpoint_url.
 
     >>> Store("memory://run").url
     'memory://run'

@@ -1,4 +1,4 @@
-"""Reports: a run or comparison folder as one HTML page that anybody can open, with its figures as files."""
+"""Reports: a run or comparison folder as one self-contained HTML page, with its figures as files."""
 
 from choral.report.page import write_report
 

@@ -1,7 +1,7 @@
-"""What a report shows, read from a folder: every number is in one dict of plain types, `results`.
+"""The content of a report, read from a folder as one dict of plain types, `results`.
 
-A folder holds a comparison (comparison.json), one run (plan.json), several runs, or a search (choice.json). It may come from anywhere, so
-a part of the page that cannot be made of it is left out and named, and a wrong single number is a dash.
+A folder contains a comparison (comparison.json), one run (plan.json), several runs, or a search (choice.json). Files may be damaged: a
+section that cannot be made is omitted and named, and an invalid number is a dash.
 """
 
 from dataclasses import dataclass, field
@@ -25,14 +25,14 @@ WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  #
 
 @dataclass(frozen=True)
 class Content:
-    """Everything on the page.
+    """The content of the page.
 
     Attributes:
-        title: what the page is called.
+        title: the title of the page.
         results: rows, settings, evaluation, findings, plans and history by method, columns.
-        evaluations: by method, of the first seed.
-        left_out: what cannot be shown because the files hold something else than they should.
-        others: by method, the evaluations of further seeds.
+        evaluations: evaluations of the first seed, by method.
+        left_out: sections that cannot be shown because files are damaged.
+        others: evaluations of further seeds, by method.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Content:
 
     @property
     def score(self) -> str:
-        """The score that methods are ranked by, smaller is better."""
+        """The score by which methods are ranked, smaller is better."""
         return next((e["score"] for e in self.evaluations.values() if e.get("score") in SCORES), SCORES[0])
 
     @property
@@ -54,7 +54,7 @@ class Content:
 
     @property
     def alone(self) -> str | None:
-        """The method that a page about one ensemble is about; None on a page that compares."""
+        """The method of a page about one ensemble; None for a comparison."""
         return self.results.get("chosen") or (self.methods[0] if len(self.methods) == 1 else None)
 
     def parts(self, method: str, name: str) -> list[Any]:
@@ -125,7 +125,7 @@ def _evaluation(folder: Path) -> Any:
 
 
 def _of_runs(runs: dict[str, list[Path]]) -> dict[str, Any]:
-    """Return results with a row and the evaluation of every run, from the runs' own files."""
+    """Return results with a row and the evaluation of every run."""
     rows: list[dict[str, Any]] = []
     evaluations: dict[str, Any] = {}
     for name, (folder,) in runs.items():
@@ -155,7 +155,7 @@ def _finished(title: str, results: dict[str, Any], runs: dict[str, list[Path]]) 
 
 
 def _table(run: Path) -> dict[str, Any] | None:
-    """Return the target, its unit and how each column was read; None of arrays."""
+    """Return the target, its unit and how each column was read; None for arrays."""
     content = _plan(run).get("table")
     try:
         table = None if content is None else of_kind(Table, content, str(run))

@@ -1,4 +1,4 @@
-"""Figures of a report: drawn by `choral.plots` in light colors, which become CSS variables, so that one SVG suits light and dark."""
+"""Figures of a report, drawn by `choral.plots` in light colors that become CSS variables, so that one SVG suits light and dark."""
 
 import io
 import re
@@ -31,7 +31,7 @@ COLORS = 12  # later methods have the same colors with other dashes, and their n
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Hold matplotlib's settings at those of the report; every figure must be made inside."""
+    """Use the report's matplotlib settings; every figure must be made inside this context."""
     needed("jinja2", "plots")  # for the page
     needed("matplotlib", "plots")
     from matplotlib import style
@@ -48,7 +48,7 @@ def variables() -> str:
 
 
 def look(place: int) -> dict[str, Any]:
-    """Return the color and the dashes of the method at some place."""
+    """Return the color and the dashes of the n-th method."""
     return {"color": f"C{place % COLORS}", "linestyle": ("-", "--", ":", "-.")[place // COLORS % 4]}
 
 
@@ -57,13 +57,13 @@ class Picture:
     """A figure of the page.
 
     Attributes:
-        name: of its files and ids.
-        title: what it shows.
-        figure: as drawn.
-        tree: as SVG.
-        methods: what the groups "series:NUMBER" stand for.
-        method: the one method it is of, if it is of one.
-        note: a number of that method in words.
+        name: name of its files and ids.
+        title: its title.
+        figure: the matplotlib figure.
+        tree: the SVG tree.
+        methods: the methods of the groups "series:NUMBER".
+        method: the method it shows, if only one.
+        note: a number of that method, as text.
     """
 
     name: str
@@ -117,7 +117,7 @@ def picture(
     size: tuple[float, float] = (420, 250),
     **more: Any,
 ) -> Picture:
-    """Return a figure of some size in points, drawn by `draw(ax=axes)`; its lettering is made fit to be shown."""
+    """Return a figure of this size in points, drawn by `draw(ax=axes)`, with safe texts."""
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
@@ -132,7 +132,7 @@ def picture(
 
 
 def _tree(figure: "Figure") -> Element:
-    """Return a figure as an SVG tree without namespaces: colors are variables, lengths have two decimals."""
+    """Return a figure as an SVG tree without namespaces, with colors as variables and lengths of two decimals."""
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = fromstring(out.getvalue())  # drops comments and the document type

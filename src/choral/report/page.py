@@ -1,4 +1,4 @@
-"""The page: texts, tables and figures of the content, in sections that page.html lays out; it loads nothing from a network."""
+"""The page: texts, tables and figures in sections that page.html lays out; it loads nothing from the network."""
 
 import re
 import statistics
@@ -34,7 +34,7 @@ _HALF, _SMALL = (340.0, 235.0), (178.0, 178.0)
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, the full value, a CSS class and a tooltip."""
+    """A cell: its text, the exact value, a CSS class and a tooltip."""
 
     text: str
     value: Any = None
@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its headings, and rows of a name and cells; `methods` if a row is a method."""
+    """A table: its headings, and rows of a name and cells; `methods` if each row is a method."""
 
     caption: str
     head: Sequence[str]
@@ -54,9 +54,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page, whose title and text page.html has; `small` pictures are laid out in a grid, a `folded` part is closed at first.
+    """A section, whose title and text are in page.html; `small` pictures form a grid, a `folded` section is closed at first.
 
-    `about` is what its text says of this content.
+    `about` has the values that its text needs.
     """
 
     name: str
@@ -73,12 +73,12 @@ class Section:
 def write_report(folder: str | Path, *, out: str | Path | None = None) -> Path:
     """Write report.html, figures/ and report.json from a run, a comparison or a folder of runs; return the page's path.
 
-    The page holds everything it needs and asks the network for nothing. Figures are also written as SVG (light and dark)
-    and PNG. Every number on the page is in the report.json next to it, or a mean over seeds of numbers there.
+    The page is self-contained and loads nothing from the network. Figures are also written as SVG (light and dark) and PNG. report.json
+    contains every number on the page, or the values of each seed.
 
     Args:
-        folder: what `choral.fit` or `choral.compare` was given as run_dir.
-        out: the folder to write to; the run's own if None.
+        folder: the run_dir of `choral.fit` or `choral.compare`.
+        out: the folder to write to; by default the same.
     """
     folder = Path(folder)
     place = folder if out is None else Path(out)
@@ -107,7 +107,7 @@ def _pictures(sections: Sequence[Section]) -> Iterator[Picture]:
 
 
 def render(content: Content, sections: Sequence[Section]) -> str:
-    """Return the page as text; everything that is not this package's own markup is escaped by the template engine."""
+    """Return the page as text; the template engine escapes everything but this package's own markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -158,12 +158,12 @@ def _hash(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a number as a person reads it; what is no number is a dash, None is nothing."""
+    """Return a number as text; a dash for values that are no numbers, nothing for None."""
     return number(value) if is_number(value) or value is None else DASH
 
 
 def amount(value: float, unit: str, digits: int = 3) -> str:
-    """Return a number with the unit of the target, some significant digits of it.
+    """Return a number with the unit of the target and a few significant digits.
 
     >>> amount(13559.25, "$"), amount(0.5, "kg"), amount(2, "")
     ('$13,600', '0.5 kg', '2')
@@ -173,14 +173,13 @@ def amount(value: float, unit: str, digits: int = 3) -> str:
 
 
 def _cell(value: Any, *, words: bool = False) -> Cell:
-    """Return the cell of a number, or of words where there may be some."""
+    """Return the cell of a number, or of text if `words`."""
     if words and isinstance(value, str):
         return Cell(short(value, 160))
     return Cell(shown(value), value if is_number(value) else None)
 
 
 def _target(content: Content) -> tuple[str, str]:
-    """Return the target's name and unit, as far as they are known."""
     table = content.results.get("table") or {}
     return short(str(table.get("target") or "The target"), 60), short(str(table.get("unit") or ""), 12)
 
@@ -202,7 +201,7 @@ def _mean(values: Sequence[Any]) -> float | None:
 
 
 def sections_of(content: Content) -> Iterator[Section]:
-    """Yield the sections that the content has numbers for, of one ensemble or of a comparison."""
+    """Yield the sections for which the content has data."""
     subjects = [content.alone] if content.alone else content.methods
     parts = (_grid, _numbers, _calibration, _worst, _importance, _columns, _classes, _strange, _corrupted, _members)
     for build in parts:
@@ -220,7 +219,7 @@ def _curves(
     subjects: Sequence[str],
     draw: Callable[["Axes", str, dict[str, Any]], tuple[float, float]],
 ) -> list[Picture]:
-    """Return a picture with a line for each method, in its color and with its name at its end; none without methods."""
+    """Return a picture with one labeled line for each method; none without methods."""
 
     def run(ax: "Axes") -> None:
         ends: list[tuple[float, float, str, Any]] = []
@@ -241,7 +240,7 @@ def _tall(subjects: Sequence[str]) -> tuple[float, float]:
 
 
 def _over_seeds(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the mean of equal arrays of several seeds and their standard deviation; the first alone if they differ in shape."""
+    """Return the mean and standard deviation of arrays over seeds; arrays of other shapes than the first are left out."""
     arrays = [np.array(v, dtype=float) for v in values]
     same = [a for a in arrays if a.shape == arrays[0].shape]
     return np.mean(same, axis=0), np.std(same, axis=0, ddof=1) if len(same) > 1 else None
@@ -295,7 +294,7 @@ def _grid(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
 def _each(
     content: Content, name: str, subjects: Sequence[str], draw: Callable[..., Any], note: str = ""
 ) -> list[Picture]:
-    """Return a small picture for each method, a large one for one alone."""
+    """Return a small picture for each method, or a large one for a single method."""
     found, several = [], len(subjects) > 1
     for method in subjects:
         place, value, more = content.methods.index(method), content.row(method).get(note), dict[str, Any]()
@@ -432,7 +431,7 @@ def _classes(content: Content, subjects: Sequence[str]) -> Iterator[Section]:
 
 
 def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
-    """Return the picture of the error of the rows that are kept when the least certain ones are left out."""
+    """Return the picture of the error of the remaining rows when the least certain ones are left out."""
     drawn = [m for m in subjects if content.parts(m, "risk")]
 
     def draw(ax: "Axes", method: str, style: dict[str, Any]) -> tuple[float, float]:
@@ -445,7 +444,7 @@ def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
 
 
 def _histogram(parts: Sequence[dict[str, Any]], edges: np.ndarray) -> dict[str, Any]:
-    """Return the mean of the histograms of several seeds in common bins; rows are spread evenly inside their own bins."""
+    """Return the mean of the histograms of several seeds in common bins."""
     shares: dict[str, Any] = {"of": parts[0]["of"], "edges": edges}
     for name in ("in", "out"):
         sums = [(np.log(p["edges"]), np.cumsum([0.0, *p[name]])) for p in parts if p.get(name)]
@@ -581,7 +580,7 @@ def _tree(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[str
 
 
 def _words(value: Any) -> str:
-    """Return a setting in words, without what is empty."""
+    """Return a setting as text, without empty parts."""
     match value:
         case dict():
             kept = {k: v for k, v in value.items() if v not in (None, [], "") and k != "kind"}
