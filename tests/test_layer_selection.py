@@ -189,7 +189,7 @@ def test_a_calibration_that_names_nothing_fits_a_temperature_or_says_what_it_cou
     ensemble = choral.fit(build, (X, Y), make("deep_ensemble", budget=8, members=2, training=QUICK))
     same = [e.posthoc for e in (ensemble.calibrated(X, Y), ensemble.calibrated(X, Y, temperature="ensemble"))]
     assert same[0] == same[1] != ()
-    with pytest.raises(InputError, match="no level says how much is to be covered"):
+    with pytest.raises(InputError, match="but there is no level"):
         ensemble.calibrated(X, Y, conformal="aps")
     line = choral.fit(lambda: nn.Linear(6, 1), (X, X[:, 0]), make("single", budget=2, training=QUICK))
     with pytest.raises(InputError, match="regression has no temperature"):
@@ -198,11 +198,11 @@ def test_a_calibration_that_names_nothing_fits_a_temperature_or_says_what_it_cou
 
 def test_patterns_that_fit_nothing_are_refused():
     build = lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))  # noqa: E731  # a factory
-    with pytest.raises(InputError, match="nothing fits 'typo'"):
+    with pytest.raises(InputError, match="nothing matches 'typo'"):
         choral.fit(build, (X, Y), make("emp", budget=2, layers=("typo",), training=QUICK))
     recipe = make("single", budget=2, training=QUICK)
     penalty = objectives.L2(precision=5.0, include=("typo",))
-    with pytest.raises(InputError, match=r"L2: include: nothing fits 'typo'.*0\.weight"):
+    with pytest.raises(InputError, match=r"L2: include: nothing matches 'typo'.*0\.weight"):
         choral.fit(
             build,
             (X, Y),

@@ -333,7 +333,7 @@ def test_unbalanced_classes_are_not_praised(tmp_path):
     frame.to_csv(tmp_path / "t.csv", index=False)
     row, said = fit(tmp_path / "t.csv", tmp_path / "run", target="t", epochs=2)
     assert row["accuracy"] == row["majority_accuracy"]
-    assert "no better than always saying 'usual'" in said
+    assert "no better than always predicting 'usual'" in said
     assert row["balanced_accuracy"] == 0.5
     assert row["classes"]["recall"] == [0.0, 1.0]
     done = choral("evaluate", tmp_path / "run", tmp_path / "t.csv")
@@ -341,7 +341,7 @@ def test_unbalanced_classes_are_not_praised(tmp_path):
     assert "said rare" in done.stdout
     call = ["fit", tmp_path / "t.csv", "--target", "t", "--class-weight", "balanced", "--budget", 4, "--members", 2]
     weighed = choral(*call, "--out", tmp_path / "weighed", "--json")
-    assert "rows count by their classes: rare 18.75, usual 0.5137" in weighed.stderr
+    assert "rows are weighted by class: rare 18.75, usual 0.5137" in weighed.stderr
     for target, weights, words in (("t", "rear=2", "the classes are rare, usual"), ("a", "balanced", "is a number")):
         wrong = ["fit", tmp_path / "t.csv", "--target", target, "--class-weight", weights, "--out", tmp_path / "no"]
         assert words in choral(*wrong, expect=2).stderr

@@ -133,9 +133,9 @@ def test_what_a_cluster_cannot_do_is_said_before_one_is_started(tmp_path, monkey
         (
             "compute",
             choral.Compute(cluster=choral.Ray(), time_limit=3.0),
-            "time_limit is 3.0, which a run on a cluster cannot have",
+            "time_limit is 3.0, which a run on a cluster does not support",
         ),
-        ("on_existing", "extend", "on_existing is 'extend', which a run on a cluster cannot have"),
+        ("on_existing", "extend", "on_existing is 'extend', which a run on a cluster does not support"),
     ]:
         with pytest.raises(choral.ChoralError, match=words):
             fit(**{name: value})

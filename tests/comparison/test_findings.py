@@ -49,7 +49,7 @@ def test_what_to_use_is_the_best_that_is_not_worse_in_accuracy():
 
 def test_where_nothing_is_better_that_is_said():
     level = [rows(("single", {"nll": 0.3}), ("other", {"nll": 0.3 + e})) for e in (0.1, -0.2, 0.05)]
-    assert findings_of(level, baseline="single")[0].startswith("No method is better than single beyond noise")
+    assert findings_of(level, baseline="single")[0].startswith("Use single: no method is better beyond noise")
     worse = [rows(("single", {"nll": 0.3}), ("other", {"nll": 0.5 + e})) for e in (0.1, 0.0, 0.05)]
     assert findings_of(worse, baseline="single")[0].startswith("Use single: no method is better")
     assert verdict(level, baseline="single")[0] == verdict(worse, baseline="single")[0] == "single"

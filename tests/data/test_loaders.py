@@ -154,7 +154,7 @@ class Backwards(Sampler):
     ("loader", "message"),
     [
         (lambda: DataLoader(Items(), 4), "batch_size=4, but the recipe trains with batches of 8; give training=Training"),
-        (lambda: DataLoader(Items(), 8, sampler=Backwards()), "sampler is Backwards, which choral cannot make exact"),
+        (lambda: DataLoader(Items(), 8, sampler=Backwards()), "sampler is Backwards, which choral cannot reproduce"),
         (lambda: DataLoader(Items(), batch_sampler=[[0, 1]]), "batch_sampler list"),
         (lambda: DataLoader(Items(), batch_size=None), "no batches"),
         (lambda: DataLoader(Items(), 8, sampler=WeightedRandomSampler([1.0], 4)), r"weights has shape \(1,\) for 32 points"),

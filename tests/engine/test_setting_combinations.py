@@ -98,7 +98,7 @@ def test_biases_of_members_side_by_side_are_vectors() -> None:
 
 def test_muon_is_refused_where_members_make_up_a_matrix() -> None:
     for method in ("packed", "batch_ensemble", "tabm"):
-        with pytest.raises(InputError, match="Muon turns each matrix as a whole"):
+        with pytest.raises(InputError, match="Muon orthogonalizes whole matrices"):
             choral.fit(build, (X, Y), make(method, members=2, budget=1, training=Training(optimizer=Muon())))
     choral.fit(build, (X, Y), make("deep_ensemble", members=2, budget=2, training=Training(optimizer=Muon())))
 

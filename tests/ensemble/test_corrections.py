@@ -124,7 +124,7 @@ def test_wrong_corrections_are_refused(classes, targets):
     x = np.zeros((2, 4), dtype=np.float32)
     with pytest.raises(InputError, match="no conformal rule"):
         classes.predict(x).sets()
-    with pytest.raises(InputError, match="two corrections of one sort"):
+    with pytest.raises(InputError, match="two corrections of one kind"):
         classes.with_posthoc(Temperature(), Temperature())
     with pytest.raises(InputError, match="does not apply to regression"):
         targets.with_posthoc(Temperature())

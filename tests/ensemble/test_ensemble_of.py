@@ -132,7 +132,7 @@ def test_one_network_and_real_targets():
     [
         (list, {}, "at least one network"),
         (lambda: convolving(), {}, "networks is Sequential; give a list"),
-        (lambda: [convolving().state_dict()], {}, r"networks\[0\] holds weights alone; give build="),
+        (lambda: [convolving().state_dict()], {}, r"networks\[0\] contains only weights; give build="),
         (lambda: [convolving(), 3], {}, r"networks\[1\] is int"),
         (lambda: [convolving(), nn.Linear(7, 4)], {}, "cannot read x"),
         (lambda: [nn.Sequential(nn.Flatten(), nn.Linear(192, 2))], {}, "class label 3 but the network gives 2"),

@@ -105,7 +105,7 @@ def test_attention_is_offered_whole():
 def test_hooks_are_never_lost_silently():
     network = nn.Sequential(nn.Linear(2, 2))
     network[0].register_forward_hook(lambda *_: None)
-    with pytest.raises(ConversionError, match=r"'0' .Linear. carries hooks"):
+    with pytest.raises(ConversionError, match=r"'0' .Linear. has hooks"):
         swap(network, double)
 
 

@@ -64,7 +64,7 @@ def test_layers_without_their_own_weight_and_shared_ones():
 
 def test_patterns_that_fit_nothing_are_refused():
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    with pytest.raises(InputError, match=r"nothing fits '0\.wieght'.*Did you mean '0\.weight'"):
+    with pytest.raises(InputError, match=r"nothing matches '0\.wieght'.*Did you mean '0\.weight'"):
         prunable(network, exclude=["0.wieght"])
     with pytest.raises(InputError, match="has no neurons"):
         prunable(network, unit="neuron", include=["0.bias"])

@@ -168,7 +168,7 @@ def test_a_recipe_with_functions_is_written_compared_and_read_by_name():
     read = from_dict(json.loads(json.dumps(recipe.to_dict())))
     assert read == recipe
     assert recipe != make("single", budget=2, training=Training(optimizer=torch.optim.RAdam, schedule=lambda step: 0.1))
-    with pytest.raises(InputError, match="never brings code"):
+    with pytest.raises(InputError, match="contains no code"):
         choral.fit(build, (X, Y), read)
 
 

@@ -119,7 +119,7 @@ def test_training_goes_on_from_the_given_weights():
 
 
 def test_rank_one_members_that_would_stay_the_same_are_refused():
-    with pytest.raises(InputError, match=r"spread is 0.*the same for ever"):
+    with pytest.raises(InputError, match=r"spread is 0.*members never differ"):
         make("batch_ensemble", budget=5, spread=0.0)
     assert make("batch_ensemble", budget=5, spread=0.0, members=1).members == 1
     assert make("batch_ensemble", budget=5, spread=0.0, start="signs").members == 4

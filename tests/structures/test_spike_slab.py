@@ -62,7 +62,7 @@ def test_a_member_has_exact_zeros_for_nodes_that_are_out():
 
 
 def test_arguments_are_checked_and_survive_a_dict():
-    with pytest.raises(InputError, match="nothing fits 'head'"):
+    with pytest.raises(InputError, match="nothing matches 'head'"):
         SpikeSlab(exclude=("head",)).convert(network(), torch.Generator())
     structure = SpikeSlab(gamma=0.9, exclude=("a",), draws=2)
     assert from_dict(structure.to_dict()) == structure

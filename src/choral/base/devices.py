@@ -20,7 +20,7 @@ def usable(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device is {str(device)!r}, which cannot be used here; give 'auto'.") from error
     if place.type == "meta":
-        raise InputError("device is 'meta', which keeps no numbers to compute with; give 'cpu' or a present 'cuda'.")
+        raise InputError("device is 'meta', which stores no numbers; give 'cpu' or a present 'cuda'.")
     return place
 
 

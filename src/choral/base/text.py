@@ -97,6 +97,6 @@ def fitting(names: Iterable[str], patterns: Sequence[str], what: str) -> list[st
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             raise InputError(
-                f"{what}: nothing fits {pattern!r}; there are {', '.join(filter(None, known))}.{did_you_mean(pattern, known)}"
+                f"{what}: nothing matches {pattern!r}; there are {', '.join(filter(None, known))}.{did_you_mean(pattern, known)}"
             )
     return [name for name in known if matches(name, patterns)]

@@ -70,7 +70,7 @@ def _is_path(value: Any) -> bool:
 
 _COUNT = (lambda value: is_whole(value, 1), "a whole number of 1 or more")
 _EPOCHS = (lambda value: is_whole(value, 0), "a whole number of 0 or more")
-_PATH = (_is_path, "a path, with the home folder written out (Path.home()) where it would begin with ~")
+_PATH = (_is_path, "a path, with Path.home() instead of ~")
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "path": _PATH,
     "run_dir": _PATH,
@@ -589,5 +589,5 @@ class Function(Value):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         if self.call is None:
-            raise InputError(f"a file names the function {self.name} but never brings code; make the recipe in Python.")
+            raise InputError(f"a file names the function {self.name} but contains no code; make the recipe in Python.")
         return self.call(*args, **kwargs)

@@ -44,7 +44,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def top(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Turn one network into a calibrated ensemble for about the cost of training it once.
 
@@ -76,7 +76,7 @@ def methods(json: Json = False) -> None:
 @spread
 def plan(
     name: Annotated[str, typer.Argument(help="The method, or auto.", metavar="METHOD")],
-    data: Annotated[str | None, typer.Argument(help="Data as for fit: what fit would do, and what it costs.")] = None,
+    data: Annotated[str | None, typer.Argument(help="Data as for fit, for exact costs.")] = None,
     *,
     epochs: Epochs = None,
     budget: Budget = None,
@@ -129,10 +129,10 @@ def _show_plan(ready: Any, likelihood: str | None, *, json: bool) -> None:
         return
     say(f"{problem.name}: {len(problem.x_train)} training rows, {len(problem.x_test)} held out, {problem.task}")
     if ready.folds:
-        say(f"cv: every member holds out one of {ready.folds} parts of the training rows, by which it stops by itself")
+        say(f"cv: every member holds out another of {ready.folds} folds, and stops by its score on it")
     elif ready.shares and ready.validation:
         say(
-            f"validation: {ready.validation:.0%} of the training rows are held out for validation; members stop by themselves"
+            f"validation: {ready.validation:.0%} of the training rows are held out; each member stops by its score on them"
         )
     spec = models.spec_of(ready.build()) or {}
     shown = {k: str(v) if len(str(v)) <= 40 else f"{len(v)} of them" for k, v in spec["arguments"].items()}
@@ -151,9 +151,11 @@ def fit(
     reading: Reading,
     method: Annotated[
         str | None,
-        typer.Option(help="A name of choral methods, or auto, which selects by validation rows (default for tables)."),
+        typer.Option(help="A method (choral methods lists them), or auto, a search (default for tables)."),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Run folder or URL, where it resumes; runs/DATA-METHOD.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Run folder or URL; resumes a run there. Default: runs/DATA-METHOD.")
+    ] = None,
     epochs: Epochs = None,
     budget: Budget = None,
     members: Members = None,
@@ -218,14 +220,14 @@ def fit(
 def compare(
     data: Data = "digits",
     *,
-    methods: Annotated[str, typer.Option(help="Names with commas, or all.")] = "all",
+    methods: Annotated[str, typer.Option(help="Comma-separated names, or all.")] = "all",
     budget: Annotated[int, typer.Option(min=1, help="Budget of each method, in epochs of one network.")] = 60,
     equal: Annotated[
-        Literal["operations", "epochs"], typer.Option(help="What is equal for all methods.")
+        Literal["operations", "epochs"], typer.Option(help="Give all methods equal FLOPs or equal epochs.")
     ] = "operations",
     members: Members = None,
-    seeds: Annotated[int | None, typer.Option(min=2, help="Number of seeds, from --seed on.")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the comparison and its report, where it resumes.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Number of seeds, starting at --seed.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the comparison and its report; resumes one there.")] = None,
     reading: Reading,
     settings: Settings,
     cluster: OnCluster = None,

@@ -16,7 +16,7 @@ from choral.cli.output import progress, say, table, write_json
 _COMMAND = "command.json"
 _ASKED = ("method", "epochs", "budget", "members", "class_weight")
 _COMPUTE = ("executor", "precision", "accumulate")
-Run = Annotated[str, typer.Argument(help="The folder of a run that fit --prepare made.")]
+Run = Annotated[str, typer.Argument(help="The folder of a run from fit --prepare.")]
 
 
 def understood(typed: dict[str, Any], *, quiet: bool) -> Any:
@@ -42,7 +42,7 @@ def check_apart(apart: Apart, time_limit: float | None, *, extend: bool, overwri
     given = {"--prepare": apart.prepare, "--cluster": apart.cluster is not None, "--time-limit": time_limit is not None}
     named = [name for name, here in (given | {"--extend": extend and apart.prepare}).items() if here]
     if len(named) > 1:
-        raise InputError(f"{named[0]} trains elsewhere, which cannot go with {named[1]}; leave one of them out.")
+        raise InputError(f"{named[0]} and {named[1]} cannot be combined; leave one of them out.")
 
 
 def cluster_of(word: str | None) -> Any:
@@ -85,12 +85,12 @@ def _show(run: str, rows: list[dict[str, Any]], *, json: bool) -> None:
     if ready:
         say(f"train one with: choral run-leaf {shlex.quote(run)} {ready[0]}")
     elif all(row["state"] == "done" for row in rows):
-        say("all are trained; the fit command without --prepare puts the ensemble together.")
+        say("all leaves are trained; run the fit command without --prepare to assemble the ensemble.")
 
 
 def leaves(
     run: Run,
-    ready: Annotated[bool, typer.Option("--ready", help="Print the paths that can be trained now.")] = False,
+    ready: Annotated[bool, typer.Option("--ready", help="Print only the leaves that can be trained now.")] = False,
     json: Json = False,
 ) -> None:
     """List the leaves of a prepared run: ready, waiting for another leaf, or done.
@@ -110,10 +110,10 @@ def leaves(
 
 def run_leaf(
     run: Run,
-    path: Annotated[str | None, typer.Argument(help="The leaf, as choral leaves names it.")] = None,
-    index: Annotated[int | None, typer.Option(min=0, help="The leaf by its number, for job arrays.")] = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait, at most, for the leaf it continues from.")] = 0.0,
-    data: Annotated[str | None, typer.Option(help="Where the data is on this machine, if it is elsewhere.")] = None,
+    path: Annotated[str | None, typer.Argument(help="The leaf's path from choral leaves.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="The leaf's number, for job arrays.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Maximum seconds to wait for the leaf it continues from.")] = 0.0,
+    data: Annotated[str | None, typer.Option(help="Path of the data on this machine, if different.")] = None,
     json: Json = False,
     quiet: Quiet = False,
     shown: Progress = None,
@@ -148,7 +148,7 @@ def _command(run: str) -> dict[str, Any]:
         held = read_json(storage.folder / _COMMAND)
     if held is None:
         raise RunError(
-            f"{run} has no {_COMMAND}, so nothing says which data it was prepared for; make it with choral fit DATA --prepare, or train its "
+            f"{run} has no {_COMMAND}, so its data is unknown; make it with choral fit DATA --prepare, or train its "
             "leaves in Python with choral.run_leaf."
         )
     return held

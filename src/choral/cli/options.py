@@ -25,11 +25,11 @@ _of_data, _of_optimizer, _of_validation, _of_processes, _of_run = (
 Data = Annotated[str, typer.Argument(help="digits, diabetes, wine, breast_cancer, an .npz file or a table.")]
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show neither progress nor how columns are read.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress or how columns are read.")]
 Progress = Annotated[bool | None, typer.Option("--progress/--no-progress", help="Show progress bars.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Length of each training; chosen for the data by default.")]
 Budget = Annotated[int | None, typer.Option(min=1, help="Total in epochs of one network, instead of --epochs.")]
-Members = Annotated[int | None, typer.Option(min=1, help="Number of members, where the method has a choice.")]
+Members = Annotated[int | None, typer.Option(min=1, help="Number of members, if the method has a choice.")]
 OnCluster = Annotated[
     str | None,
     typer.Option(help="ray trains on all processors of this machine; auto or ray://host:10001 on a Ray cluster."),
@@ -47,10 +47,12 @@ class Reading:
         Literal["classification", "regression"] | None, _of_data(help="Task; by default inferred from the target.")
     ] = None
     likelihood: Annotated[str | None, _of_data(help=f"By default inferred from the target: {_LIKELIHOODS}.")] = None
-    drop: Annotated[list[str] | None, _of_data(help="Column that is no input; may be repeated.")] = None
-    id: Annotated[list[str] | None, _of_data(help="The same, shown next to predictions; may be repeated.")] = None
+    drop: Annotated[list[str] | None, _of_data(help="Column that is not an input; may be repeated.")] = None
+    id: Annotated[list[str] | None, _of_data(help="Like --drop, but shown next to predictions; may be repeated.")] = (
+        None
+    )
     order: Annotated[list[str] | None, _of_data(help="Order of a column's values: 'size=small<medium<large'.")] = None
-    group: Annotated[str | None, _of_data(help="Column whose equal values are held out together.")] = None
+    group: Annotated[str | None, _of_data(help="Column of groups; a group is held out as a whole.")] = None
     time: Annotated[str | None, _of_data(help="Column of dates or numbers; the last rows are held out.")] = None
     model: Annotated[str | None, _of_data(help=f"The network: {_MODELS}; chosen for the data by default.")] = None
     holdout: Annotated[float, _of_data(min=0.01, max=0.9, help="Share of the rows held out for testing.")] = 0.25
@@ -73,10 +75,17 @@ class Watching:
     validation: Annotated[
         float | None, _of_validation(help="Share of the training rows held out for early stopping; 0 for none.")
     ] = None
-    patience: Annotated[int | None, _of_validation(min=1, help="Epochs without a better score until it stops.")] = None
-    cv: Annotated[int | None, _of_validation(min=2, help="Folds instead; each member holds out another fold.")] = None
+    patience: Annotated[
+        int | None, _of_validation(min=1, help="Epochs without a better score before a training stops.")
+    ] = None
+    cv: Annotated[
+        int | None, _of_validation(min=2, help="Number of folds instead; each member holds out another fold.")
+    ] = None
     restore_best: Annotated[
-        bool, _of_validation("--restore-best/--keep-last", help="Keep the best weights by validation, or the last.")
+        bool,
+        _of_validation(
+            "--restore-best/--keep-last", help="Keep the weights with the best validation score, or the last."
+        ),
     ] = True
 
 
@@ -87,7 +96,9 @@ class Apart:
     prepare: Annotated[
         bool, _of_processes("--prepare", help="Create the run folder without training; see choral leaves and run-leaf.")
     ] = False
-    stack: Annotated[int | None, _of_processes(min=1, help="Most networks that a leaf trains together.")] = None
+    stack: Annotated[
+        int | None, _of_processes(min=1, help="Maximum number of networks that a leaf trains together.")
+    ] = None
     cluster: OnCluster = None
 
 
@@ -182,7 +193,7 @@ def prepare_fit(
     if class_weight is not None:
         problem, each = balanced(problem, class_weight)
         shown = ", ".join(f"{name} {number(weight)}" for name, weight in list(each.items())[:_SHOWN])
-        note(f"choral: rows count by their classes: {shown}; probabilities are of classes as common as that.")
+        note(f"choral: rows are weighted by class: {shown}; probabilities refer to the weighted classes.")
     watched = asdict(watching)
     return prepared(problem, **asked, model=reading.model, folds=watched.pop("cv"), **watched, **asdict(settings))
 
@@ -204,8 +215,8 @@ def read_problem(data: str, reading: Reading, *, quiet: bool) -> Any:
         note(f"choral: the classes of '{read.target}' are ordered as {' < '.join(read.classes)}.")
     if problem.repeated:
         note(
-            f"choral: {problem.repeated:,} of {len(problem.x_test):,} held-out rows are equal to a training row, so scores on them flatter; "
-            "remove repeated rows, or keep them together with --group."
+            f"choral: {problem.repeated:,} of {len(problem.x_test):,} held-out rows are equal to a training row, so scores are too good; "
+            "remove duplicate rows, or keep them together with --group."
         )
     if not quiet:
         rows = read.describe()

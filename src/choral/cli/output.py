@@ -92,7 +92,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) ->
     console.print(shown)
     if len(kept) < len(columns):
         lacking = ", ".join(c for c in columns if c not in kept)
-        say(f"columns not shown in this width: {lacking}; --json has them.")
+        say(f"columns not shown: {lacking}; --json shows them.")
 
 
 def progress(quiet: bool, wanted: bool | None = None) -> "AbstractContextManager[Bars]":

@@ -109,7 +109,7 @@ def _check_out(path: Path, data: Path, ensemble: Path) -> None:
     from choral.engine.folder import belongs_to
 
     if not path.name.lower().endswith(ENDINGS):
-        raise InputError(f"--out {path} does not say what to write; give a name ending in {', '.join(ENDINGS)}.")
+        raise InputError(f"--out {path} has no known ending; give a name ending in {', '.join(ENDINGS)}.")
     for name, other in (("the input", data), ("the ensemble", ensemble)):
         if path.exists() and other.exists() and os.path.samefile(path, other):
             raise InputError(f"--out {path} is {name}, which is never overwritten; give another name.")
@@ -164,7 +164,7 @@ def read_rows(loaded: Any, data: Path, *, targets: bool = False) -> tuple[Any, A
         y = table.targets(frame, path=str(data)) if targets else None
         return table.inputs(frame, path=str(data)), y, frame
     if data.suffix.lower() != ".npz":
-        raise InputError(f"{data} is of no kind choral reads; give a file ending in .npz, {', '.join(ENDINGS)}.")
+        raise InputError(f"{data} cannot be read; give a file ending in .npz, {', '.join(ENDINGS)}.")
     return *rows_in(data, targets=targets), None
 
 
@@ -186,7 +186,7 @@ def _beside(
     if frame is None:
         if ids or everything:
             asked = "--id" if ids else "--keep-columns"
-            raise InputError(f"{asked} is about a table, but {data} holds arrays; leave it out.")
+            raise InputError(f"{asked} is for tables, but {data} contains arrays; leave it out.")
         return {}
     from choral.tables.table import check_column
 
@@ -206,8 +206,8 @@ def _beside(
 def export(
     ensemble: Saved,
     to: Annotated[Path, typer.Option(help="The file to write: .onnx, or .pt2 for torch.export.")],
-    data: Annotated[Path | None, typer.Option(help="Rows by which the graph is tried.")] = None,
-    members: Annotated[bool, typer.Option("--members", help="Let it return what each member predicts too.")] = False,
+    data: Annotated[Path | None, typer.Option(help="Rows to test the graph with.")] = None,
+    members: Annotated[bool, typer.Option("--members", help="Also return the predictions of each member.")] = False,
     json: Json = False,
 ) -> None:
     """Export a saved ensemble as one graph that predicts with its uncertainty, without choral.
@@ -224,22 +224,24 @@ def export(
     if json:
         write_json({name: about[name] for name in ("method", "task", "members", "level", "digest")} | {"path": str(to)})
     else:
-        say(f"saved {to}, which predicts as {ensemble} does; answer requests with it: choral serve {to}")
+        say(f"saved {to}, which predicts as {ensemble} does; serve it with: choral serve {to}")
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="An .onnx of choral export, or a saved ensemble.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8080,
-    delay: Annotated[float, typer.Option(min=0, max=1000, help="Milliseconds a request waits for a batch.")] = 2.0,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of one request, and of one batch, at most.")] = 1024,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that wait, at most.")] = 64,
-    body: Annotated[int, typer.Option(min=1, help="Megabytes of one request, at most.")] = 16,
+    model: Annotated[Path, typer.Argument(help="A file of choral export (.onnx), or a saved ensemble.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8080,
+    delay: Annotated[
+        float, typer.Option(min=0, max=1000, help="Milliseconds a request waits for others to form a batch.")
+    ] = 2.0,
+    rows: Annotated[int, typer.Option(min=1, help="Maximum number of rows of a request and of a batch.")] = 1024,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum number of waiting requests.")] = 64,
+    body: Annotated[int, typer.Option(min=1, help="Maximum size of a request in megabytes.")] = 16,
     json: Json = False,
 ) -> None:
-    """Answer over HTTP: the Open Inference Protocol v2, rows of tables (/predict), /metrics, and a page at /.
+    """Serve predictions over HTTP: Open Inference Protocol v2, rows of tables (/predict), /metrics, and a page at /.
 
-    With CHORAL_TOKEN in the environment, requests must bring it as Authorization: Bearer. SIGHUP reads the file again.
+    If the environment variable CHORAL_TOKEN is set, requests need the header Authorization: Bearer TOKEN. SIGHUP reloads the file.
 
     Example: choral serve model.onnx --port 8080
     """
@@ -247,7 +249,7 @@ def serve(
 
     token = os.environ.get("CHORAL_TOKEN") or None
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
-        note(f"choral: everyone who reaches {host} may ask; set CHORAL_TOKEN to ask for a token.")
+        note(f"choral: everyone who can reach {host} can send requests; set CHORAL_TOKEN to require a token.")
     limits = Limits(body=body << 20, rows=rows, queue=queue, delay=delay / 1000)
     app = application(load_model(model), limits=limits, token=token, reload=lambda: load_model(model))
     if json:

@@ -97,7 +97,7 @@ def said(error: BaseException) -> tuple[int, str]:
             return 2, f"there is not enough memory for this; {less}."
         case ValueError() | RuntimeError() | ImportError() | EOFError() | zipfile.BadZipFile():
             return 2, f"{text.rstrip('.')} (CHORAL_DEBUG=1 shows where)."
-    return 1, _line(f"unexpected {type(error).__name__}: {error}; it is a mistake of choral, please report it.")
+    return 1, _line(f"unexpected {type(error).__name__}: {error}; this is a bug in choral; please report it.")
 
 
 def _line(text: str) -> str:

@@ -18,14 +18,12 @@ _LISTED = 40  # columns of a table of importance
 def evaluate(
     ensemble: Saved,
     data: Annotated[str, typer.Argument(help="Labeled data: a built-in name, an .npz file or a table.")],
-    ood: Annotated[
-        str | None, typer.Option(help="Out-of-distribution data, to measure how well they are detected.")
-    ] = None,
-    corruptions: Annotated[str | None, typer.Option(help="all, or names with commas; images only.")] = None,
-    holdout: Annotated[float, typer.Option(min=0.01, max=0.9, help="Of built-in data, as given to fit.")] = 0.25,
+    ood: Annotated[str | None, typer.Option(help="Out-of-distribution data, to score their detection.")] = None,
+    corruptions: Annotated[str | None, typer.Option(help="all, or comma-separated names; images only.")] = None,
+    holdout: Annotated[float, typer.Option(min=0.01, max=0.9, help="For built-in data: the same as in fit.")] = 0.25,
     held_out: Annotated[bool, typer.Option("--held-out", help="Score only rows that were not trained on.")] = False,
     importance: Annotated[
-        bool, typer.Option("--importance", help="Show what each column does for the scores.")
+        bool, typer.Option("--importance", help="Show the permutation importance of columns.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the result in the run folder, for choral report.")] = False,
     json: Json = False,
@@ -63,7 +61,7 @@ def evaluate(
         return
     _show(f"{ensemble} on {data}: {len(x)} rows", row, found, data, ood)
     if keep:
-        say(f"kept in {ensemble / 'evaluation.json'}; show it with: choral report {ensemble}")
+        say(f"saved in {ensemble / 'evaluation.json'}; show it with: choral report {ensemble}")
 
 
 def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood: str | None) -> None:
@@ -85,9 +83,9 @@ def _show(title: str, row: dict[str, Any], found: dict[str, Any], data: str, ood
             | {f"{name} worse by": value for name, value in r["worse"].items() if name != measure}
             for r in columns[:_LISTED]
         ]
-        table("scores when the cells of one column are exchanged between rows", list(rows[0]), rows)
+        table("permutation importance of columns", list(rows[0]), rows)
         if len(columns) > _LISTED:
-            say(f"{len(columns) - _LISTED:,} more columns matter less; --json has them.")
+            say(f"{len(columns) - _LISTED:,} less important columns are in --json.")
     if "ood" in found:
         rows = [{"score": name} | values for name, values in found["ood"]["scores"].items()]
         table(f"{data} against {ood}", list(rows[0]), rows)
@@ -112,8 +110,8 @@ def _rows_of(loaded: Any, data: str, holdout: float, *, targets: bool) -> tuple[
     origin = loaded.table.origin if loaded.table is not None else ""
     if origin.startswith(f"{data} ") and origin != origin_of(data, holdout):
         raise InputError(
-            f"this ensemble was fitted on {origin}, and --holdout {holdout:g} would scale the rows in another way and take "
-            "rows it was trained on; give the same."
+            f"this ensemble was fitted on {origin}, and --holdout {holdout:g} would score rows that "
+            "it was trained on; give the same."
         )
     return problem.x_test, problem.y_test, problem.image_shape, None
 
@@ -127,17 +125,19 @@ def _not_trained_on(loaded: Any, data: str, x: Any, y: Any, labels: Any, *, alon
     if alone:
         if known is None or known.all():
             why = "the training rows are not known" if known is None else f"every row of {data} was trained on"
-            raise InputError(f"--held-out: {why}, so no row is left to measure; leave it out.")
+            raise InputError(f"--held-out: {why}, so no row is left to score; leave it out.")
         return x[~known], y[~known], labels and [label for label, old in zip(labels, known) if not old]
     if known.mean() > 1e-4:  # one in 70,000 is taken for known that is not
-        rest = "" if known.all() else "; --held-out measures the others alone"
-        note(f"choral: {known.sum():,} of {len(known):,} rows of {data} were trained on, so the scores flatter{rest}.")
+        rest = "" if known.all() else "; --held-out scores only the others"
+        note(
+            f"choral: {known.sum():,} of {len(known):,} rows of {data} were trained on, so the scores are too good{rest}."
+        )
     return x, y, labels
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, a comparison, or several runs.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; the folder itself if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; by default the same folder.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: Json = False,
 ) -> None:
@@ -195,7 +195,7 @@ def _note_baseline(found: dict[str, Any]) -> None:
     classes, accuracy = found.get("classes"), found["scores"].get("accuracy", 1.0)
     if classes and accuracy <= classes["majority_accuracy"]:
         note(
-            f"choral: accuracy {accuracy:.4f} is no better than always saying '{classes['names'][classes['majority']]}' "
+            f"choral: accuracy {accuracy:.4f} is no better than always predicting '{classes['names'][classes['majority']]}' "
             f"({classes['majority_accuracy']:.4f}); look at the recall of each class."
         )
 

@@ -137,7 +137,7 @@ def admitted(call: Call, storage: Storage, run_dir: Any, plan: dict[str, Any]) -
     begun, now = plan["environment"], environment(plan["environment"]["threads"]) | job.task.parts.environment
     if begun != now:
         raise RunError(
-            f"{storage.where} was begun with {begun}, and here is {now}: members would not be the same to the last bit; install the same "
+            f"{storage.where} was started with {begun}, but this machine has {now}: members would not be bit-identical; install the same "
             "versions on every machine."
         )
     return Field(storage, run_dir, plan, call, job)

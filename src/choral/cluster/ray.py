@@ -146,7 +146,7 @@ class RayWorkers:
                 return str(cause)
             return f"leaf '{leaf.path}': {type(cause or error).__name__}: {first_line(cause or error)}"
         except self.ray.exceptions.RayError as error:
-            return f"leaf '{leaf.path}': its worker or machine died, and it was not to be started again ({first_line(error)})"
+            return f"leaf '{leaf.path}': its worker or machine died, and no retries are left ({first_line(error)})"
         return ""
 
 
@@ -196,7 +196,7 @@ def _train(call: list[Any], run_dir: Any, path: str, key: str, after: Any) -> st
         keys = [] if plan is None or "leaves" not in plan else [key_of(plan, leaf) for leaf in leaves_of(plan)]
         if plan is None or key not in keys:
             raise RunError(
-                f"leaf '{path}': {storage.where} is not the same place on this machine; give a run_dir that all machines see (a shared "
+                f"leaf '{path}': {storage.where} is another place on this machine; give a run_dir that all machines can access (a shared "
                 "folder, or a URL such as s3://...)."
             )
         _UNDERSTOOD.clear()

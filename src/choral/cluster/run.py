@@ -44,7 +44,7 @@ def refuse(what: str, **given: Any) -> None:
     """Raise InputError for the first argument that a kind of run does not support."""
     for name, value in given.items():
         if value:
-            raise InputError(f"{name} is {value!r}, which a run {what} cannot have; leave it out.")
+            raise InputError(f"{name} is {value!r}, which a run {what} does not support; leave it out.")
 
 
 def _leaf_call(build: Any, data: Any, recipe: Any, options: dict[str, Any]) -> Call:
@@ -67,8 +67,8 @@ def settle_leaves(call: Call, job: Job, folder: Path, *, stack: int, on_existing
     plan, _ = settle(folder, job, table=call.table, on_existing=on_existing, stack=stack)
     if "leaves" not in plan and not (folder / "results.json").exists():
         raise RunError(
-            f"{folder} holds a run that was begun as a whole, and its checkpoints are not those of leaves; finish it with choral.fit as it "
-            "was begun, or use another run_dir (--out), or on_existing='overwrite' (--overwrite)."
+            f"{folder} contains an unfinished run that is not cut into leaves; finish it with the call that started it, "
+            "or use another run_dir (--out), or on_existing='overwrite' (--overwrite)."
         )
     return plan
 
@@ -247,7 +247,7 @@ def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
     count = sum(len(field.leaves) for field in fields)
     where = ", ".join(field.storage.where for field in fields)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""
-    raise RunError(f"{reason.rstrip('.')}{more}. What is trained is kept in {where}; the same command continues.")
+    raise RunError(f"{reason.rstrip('.')}{more}. Trained leaves are kept in {where}; the same command continues.")
 
 
 def _write_log(field: Field) -> dict[Place, str]:
@@ -290,7 +290,7 @@ def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
     if not isinstance(cluster, Ray):
         raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None or str(run_dir).startswith("memory://"):
-        raise InputError(f"run_dir is {run_dir}; a cluster needs run_dir, a folder or URL that all its machines see.")
+        raise InputError(f"run_dir is {run_dir}; a cluster needs a folder or URL that all its machines can access.")
     refuse("on a cluster", **refused)
 
 

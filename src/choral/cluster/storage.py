@@ -73,7 +73,7 @@ class RemoteStorage(Storage):
             return fsspec.core.url_to_fs(self.where, **self.store.options)
         except (ImportError, ValueError) as error:
             raise InputError(
-                f"run_dir {self.where} cannot be used: {error}; install what fsspec needs for it, or give another place."
+                f"run_dir {self.where} cannot be used: {error}; install the package that fsspec needs for it, or give another URL."
             ) from error
 
     def pull(self, *names: str) -> None:

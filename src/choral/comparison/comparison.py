@@ -135,20 +135,22 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
 
     sound, seeds = [m for m in order if is_sound(m)], len(values[baseline][score])
     what = MEASURES.get(score, score)
-    chance = "" if seeds > 1 else " One seed only, so small differences may be noise; compare with several seeds."
+    chance = "" if seeds > 1 else " This is one seed, so small differences may be noise; compare several seeds."
     point = next((MEASURES[n] for n in POINT if n in values[baseline]), "")
     if (sound or order)[0] == baseline:
         lost = f" without losing {_listed([n for n in (point, 'calibration') if n], 'or')}" * (order[0] != baseline)
         return baseline, f"Use {baseline}: no method is better in {what}{lost} at this budget.{chance}"
     better = [m for m in sound if word(m, baseline) == "better"]
     if not better:
-        said = f"No method is better than {baseline} beyond noise (95 %, {seeds} seeds) at this budget"
-        return baseline, f"{said}; more seeds show smaller differences."
+        said = f"Use {baseline}: no method is better beyond noise (95 %, {seeds} seeds) at this budget"
+        return baseline, f"{said}; more seeds reveal smaller differences."
     best = better[0]
     level = [m for m in sound if m not in (best, baseline) and word(best, m) == "level"]
     near = f" Within noise of it: {_listed(level)}." if level and seeds > 1 else ""
     those = (
-        f" of the methods that lose no {point}, and at most {_TOLERATED} of calibration, to {baseline}" if point else ""
+        f" among methods that are not worse than {baseline} in {point}, or in calibration by more than {_TOLERATED}"
+        if point
+        else ""
     )
     price = _ratio(values, best, baseline, "train_flops")
     dear = f" Its training cost {price:.2g}x that of {baseline}." if price > _DEAR else ""

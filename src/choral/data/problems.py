@@ -189,7 +189,7 @@ def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Proble
     """
     if problem.task != "classification" and problem.likelihood != "bernoulli":
         raise InputError(
-            "class weights are for targets that are classes, and this one is a number; give every row a weight, or leave them out."
+            "class weights need a target of classes, and this one is a number; give a weight for each row, or leave them out."
         )
     labels = problem.y_train.astype(np.int64)
     if labels.ndim != 1:

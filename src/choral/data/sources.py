@@ -420,7 +420,7 @@ def _sampled(loader: DataLoader[Any]) -> tuple[Any, Sampling | None]:
         case RandomSampler() | SequentialSampler():  # the latter unless it is told otherwise; every epoch is shuffled
             return dataset, None
     raise InputError(
-        f"the DataLoader's sampler is {type(sampler).__name__}, which choral cannot make exact; give torch's own samplers, shuffle=True, or the dataset."
+        f"the DataLoader's sampler is {type(sampler).__name__}, which choral cannot reproduce; give torch's own samplers, shuffle=True, or the dataset."
     )
 
 

@@ -115,7 +115,7 @@ def _checked(values: Sequence[Any], *, kind: type[Predictive]) -> tuple[Correcti
         other = ranked.setdefault(value.rank, value)
         if other is not value:
             raise InputError(
-                f"{type(other).__name__} and {type(value).__name__} are two corrections of one sort; give one."
+                f"{type(other).__name__} and {type(value).__name__} are two corrections of one kind; give one."
             )
     return tuple(ranked[i] for i in sorted(ranked))
 
@@ -159,13 +159,11 @@ def fit_corrections(
         prediction = value.corrected(prediction)
 
     if conformal is not None and level is None:
-        raise InputError(
-            f"conformal is {conformal!r}, but no level says how much is to be covered; give level=0.9, say."
-        )
+        raise InputError(f"conformal is {conformal!r}, but there is no level; give level=0.9, for example.")
     if not stacking and temperature is None and level is None:
         if Temperature not in prediction.accepts:
             raise InputError(
-                f"nothing says what is to be fitted, and {prediction.task} has no temperature; give level=0.9 for intervals that cover 90 %, "
+                f"{prediction.task} has no temperature; give level=0.9 for intervals that cover 90 %, "
                 "or stacking=True for weights of members."
             )
         temperature = "ensemble"

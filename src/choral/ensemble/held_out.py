@@ -90,7 +90,7 @@ def warn_if_doubtful(ensemble: Ensemble, source: Source, *, held_out: bool) -> N
     if constant:
         warn(
             f"{name} predicts its {'validation' if held_out else 'training'} rows no better than {constant} ({len(y)} rows), so it may have "
-            "learned nothing that helps; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(lr=...)), or bring the inputs "
+            "learned nothing; train longer (more epochs, or fewer members in the same budget), try another learning rate (Training(lr=...)), or bring the inputs "
             "to mean 0 and standard deviation 1 (transforms=(choral.data.Normalize(mean, std),)).",
         )
     elif held_out and weights is None and (said := ensemble.likelihood.miscalibrated(outputs, y)):

@@ -129,7 +129,7 @@ def _network(item: Any, build: Build | None, number: int) -> nn.Module:
     if not isinstance(item, Mapping | str | Path):
         raise InputError(f"{where} is {type(item).__name__}; give an nn.Module, a state dict or a .safetensors path.")
     if build is None:
-        raise InputError(f"{where} holds weights alone; give build=, the function that makes their network.")
+        raise InputError(f"{where} contains only weights; give build=, a function that returns their network.")
     network = uncompiled(build())
     from safetensors.torch import load_file  # which opens no pickle
 

@@ -243,12 +243,12 @@ def _interface(content: dict[str, Any], output: Any, where: str) -> Interface:
     found = of_kind(Interface, content, where)
     if not isinstance(found.output, Function):
         if output is not None:
-            raise RunError(f"output is given, but {where} knows the output of its networks by itself; leave it out.")
+            raise RunError(f"output is given, but {where} contains the output of its networks; leave it out.")
         return found
     if output is None or Function.of(output).name != found.output.name:
         given = "" if output is None else f", not {Function.of(output).name}"
         raise RunError(
-            f"the output of the networks in {where} is picked by the function {found.output.name}, which a file never brings; give "
+            f"the output of the networks in {where} is selected by the function {found.output.name}, and files contain no code; give "
             f"it again{given}: choral.load(path, build, output=...)."
         )
     return replace(found, output=Function.of(output))
@@ -263,7 +263,7 @@ def _likelihood(content: dict[str, Any], given: Likelihood | None, where: str) -
         )
     if kind not in KINDS:
         raise RunError(
-            f"{where} was fitted with the likelihood {kind}, which is not defined here, and a file never brings code: import the "
+            f"{where} was fitted with the likelihood {kind}, which is not defined here, and files contain no code: import the "
             "module that defines it first, or give it, choral.load(path, likelihood=...)."
         )
     found: Likelihood = of_kind(Likelihood, content, where)

@@ -221,5 +221,5 @@ def _refuse_hooks(name: str, module: nn.Module) -> None:
     """Raise for a layer whose hooks (old-style weight or spectral norm, a user's own) would be lost in a swap."""
     if any(getattr(module, table) for table in _HOOKS):
         raise ConversionError(
-            f"layer {name!r} ({type(module).__name__}) carries hooks, which would be lost; remove them, or keep the layer with exclude=({name!r},)."
+            f"layer {name!r} ({type(module).__name__}) has hooks, which would be lost; remove them, or keep the layer with exclude=({name!r},)."
         )

@@ -196,7 +196,7 @@ class Muon(Optimizer):
     def groups(self, params: Mapping[str, Tensor], *, led: Collection[str] = (), **how: Any) -> Groups:
         if led:
             raise InputError(
-                "Muon turns each matrix as a whole, but members share tensors here; take AdamW, or members of their own (deep_ensemble, tabpack)."
+                "Muon orthogonalizes whole matrices, but members share tensors here; use AdamW, or separate members (deep_ensemble, tabpack)."
             )
         return super().groups(params, **how)
 
@@ -290,7 +290,7 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
     lost += [f"state[...][{entry!r}]" for entry, v in made.state[weight].items() if not isinstance(v, Tensor)]
     if lost:
         raise InputError(
-            f"optimizer: {name} remembers {lost[0]}, which a checkpoint has not; keep it as a tensor in state[parameter], so that runs are resumed exactly."
+            f"optimizer: {name} remembers {lost[0]}, which checkpoints do not store; keep it as a tensor in state[parameter], so that runs can be resumed exactly."
         )
     return made
 

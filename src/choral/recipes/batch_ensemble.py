@@ -34,6 +34,6 @@ def batch_ensemble(
     """
     if total_epochs(epochs, budget) and members > 1 and start == "normal" and spread == 0:
         raise InputError(
-            "batch_ensemble: spread is 0, so members stay the same for ever; give a spread above 0, or start='signs'."
+            "batch_ensemble: spread is 0, so members never differ; give a spread above 0, or start='signs'."
         )
     return joint("batch_ensemble", BatchEnsemble, **locals())

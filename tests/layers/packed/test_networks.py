@@ -159,7 +159,7 @@ def test_first_and_last_layers_can_be_named():
     joint = pack(Twins(), members=2, width=1, first=("a", "b"), last=("mean", "spread"))
     assert joint(torch.ones(5, 3)).shape == (2, 5, 2)
     assert rows(joint)["b"].member == (3, 4)
-    with pytest.raises(InputError, match=r"last: nothing fits 'meen'.*Did you mean 'mean'"):
+    with pytest.raises(InputError, match=r"last: nothing matches 'meen'.*Did you mean 'mean'"):
         pack(Twins(), members=2, last=("meen",))
 
 
