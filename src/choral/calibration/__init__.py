@@ -1,6 +1,6 @@
-"""After training: corrections fitted on held-out data that none of the members has seen.
+"""Calibration: corrections fitted on held-out data after training.
 
-Each fitted thing is a frozen value of plain numbers with an `apply`, so it can be written as JSON next to the ensemble.
+Each correction is a frozen value of plain numbers with an `apply`, stored as JSON with the ensemble.
 """
 
 from choral.base.values import offered

@@ -1,7 +1,7 @@
 """Conformal prediction: intervals for numbers, sets for classes and labels, and their coverage.
 
-If held-out and new rows are exchangeable, an interval or set holds the truth with the nominal probability, whatever the network
-is. Each target of a row, and each label, has a threshold of its own, so the promise holds target by target.
+If held-out and new rows are exchangeable, an interval or set contains the truth with the nominal probability, whatever the network
+predicts. Each target of a row, and each label, has its own threshold, so the guarantee holds target by target.
 """
 
 import math
@@ -23,11 +23,10 @@ from choral.metrics.regression import interval_coverage, interval_width
 def conformal_threshold(scores: Tensor, level: float) -> float | None:
     """Return the ceil((n + 1) level)-th smallest score, or None if n scores are too few for that level.
 
-    A new exchangeable score is at most this with probability at least `level`, and at most level + 1 / (n + 1) when no
-    scores are equal.
+    A new exchangeable score is at most this with probability at least `level`, and at most level + 1 / (n + 1) if no scores are equal.
 
     Args:
-        scores: (batch,) of held-out rows.
+        scores: scores of held-out rows (batch,).
         level: probability to cover, between 0 and 1.
 
     >>> conformal_threshold(torch.arange(1.0, 10.0), 0.8), conformal_threshold(torch.arange(1.0, 10.0), 0.95)
@@ -43,7 +42,7 @@ def conformal_threshold(scores: Tensor, level: float) -> float | None:
 
 
 def evaluate_sets(sets: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return coverage and mean_size of prediction sets, and the shares of empty and single ones.
+    """Return coverage and mean_size of prediction sets, and the shares of empty sets and of single classes.
 
     Shapes: sets (batch, class) of booleans, labels (batch,).
 
@@ -70,9 +69,9 @@ def evaluate_intervals(lower: Tensor, upper: Tensor, targets: Tensor) -> dict[st
 
 @dataclass(frozen=True, kw_only=True)
 class Conformal(Correction):
-    """A rule that predictions keep for their conformal intervals or sets, and the level that it promises.
+    """A conformal rule with its level, stored in predictions for their intervals or sets.
 
-    `apply` does the same operations for any rows, so that exported graphs hold it too.
+    `apply` uses the same operations for any rows, so that exported graphs contain it.
     """
 
     rank: ClassVar[int] = 3
@@ -87,12 +86,12 @@ class Conformal(Correction):
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule(Conformal):
-    """A threshold for each target or label, None where held-out rows were too few."""
+    """A threshold for each target or label, None if there were too few held-out rows."""
 
     thresholds: tuple[float | None, ...]
 
     def _row(self, values: Tensor) -> Tensor:
-        """Return the thresholds in the shape of one row of the values, infinite where there is none."""
+        """Return the thresholds in the shape of one row of the values, infinite for None."""
         row = [torch.inf if t is None else t for t in self.thresholds]
         return torch.tensor(row, dtype=torch.float64, device=values.device).reshape(values.shape[1:])
 
@@ -102,9 +101,9 @@ class ConformalResidual(_Rule):
     """Intervals of prediction ± threshold x scale.
 
     Args:
-        thresholds: one for each target; None (too few held-out rows) gives the whole line.
+        thresholds: one for each target; None (too few held-out rows) gives infinite intervals.
         level: the nominal coverage, 1 - alpha.
-        scaled: the threshold multiplies a predicted scale instead of standing alone.
+        scaled: whether a predicted scale multiplies the threshold.
 
     >>> lower, upper = ConformalResidual(thresholds=(2.0,), level=0.9).apply(torch.tensor([1.0, 5.0]))
     >>> lower.tolist(), upper.tolist()
@@ -114,7 +113,7 @@ class ConformalResidual(_Rule):
     scaled: bool = False
 
     def apply(self, predictions: Tensor, *, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper ends of (batch,) or (batch, target); scales are given exactly when they were fitted with."""
+        """Return the lower and upper ends of (batch,) or (batch, target); scales are needed if the rule was fitted with scales."""
         if (scales is not None) != self.scaled:
             given, wanted = ("given", "without") if scales is not None else ("missing", "with")
             raise InputError(f"scales is {given} but these intervals were fitted {wanted} scales.")
@@ -124,10 +123,10 @@ class ConformalResidual(_Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalQuantile(_Rule):
-    """Intervals given by predicted quantiles, widened (or narrowed) by a threshold at both ends.
+    """Predicted intervals, widened or narrowed by a threshold at both ends.
 
     Args:
-        thresholds: one for each target, negative to narrow; None (too few held-out rows) gives the whole line.
+        thresholds: one for each target, negative to narrow; None (too few held-out rows) gives infinite intervals.
         level: the nominal coverage, 1 - alpha.
     """
 
@@ -143,17 +142,16 @@ def fit_residual_intervals(
 ) -> ConformalResidual:
     """Return intervals around predictions that contain a new target with probability `level`.
 
-    The score of a held-out row is |target - prediction|, divided by its predicted scale if scales are given: then
-    the intervals are wide where the ensemble is unsure.
+    The score of a held-out row is |target - prediction|, divided by its predicted scale if scales are given, which makes intervals wide
+    where the ensemble is uncertain.
 
     Args:
-        predictions: (batch,) or (batch, target), the ensemble's means for held-out rows.
-        targets: of the same shape.
+        predictions: the ensemble's means of held-out rows, (batch,) or (batch, target).
+        targets: targets of the same shape.
         level: probability to cover, 1 - alpha.
         scales: positive, of the same shape; for example the mixture's standard deviation.
 
-    Reference: Lei et al., "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173, sections
-    2.2 and 5.2.
+    Reference: Lei et al., "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173, sections 2.2 and 5.2.
     """
     given = {} if scales is None else {"scales": scales}
     predictions, targets, *held = _checked(predictions=predictions, targets=targets, **given)
@@ -166,12 +164,12 @@ def fit_residual_intervals(
 def fit_quantile_intervals(lower: Tensor, upper: Tensor, targets: Tensor, *, level: float = 0.9) -> ConformalQuantile:
     """Return a correction of predicted intervals, after which they contain a new target with probability `level`.
 
-    The score of a held-out row is max(lower - target, target - upper): how far outside (or, if negative, inside) it is.
+    The score of a held-out row is max(lower - target, target - upper): how far outside it is, or how far inside if negative.
 
     Args:
-        lower: (batch,) or (batch, target), for example the central interval of the mixture at the same level.
-        upper: of the same shape.
-        targets: of the same shape.
+        lower: (batch,) or (batch, target), for example of the central interval of the mixture at the same level.
+        upper: the upper ends.
+        targets: targets of the same shape.
         level: probability to cover, 1 - alpha.
 
     Reference: Romano, Patterson & Candès, "Conformalized Quantile Regression", 2019, arXiv:1905.03222, algorithm 1.
@@ -183,7 +181,6 @@ def fit_quantile_intervals(lower: Tensor, upper: Tensor, targets: Tensor, *, lev
 
 
 def _checked(**tensors: Tensor) -> list[Tensor]:
-    """Return finite tensors as float64, on one device; InputError unless all have one shape, (batch,) or (batch, target)."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     first = next(iter(shapes.values()))
     if len(set(shapes.values())) > 1 or len(first) not in (1, 2) or 0 in first:
@@ -198,11 +195,11 @@ def _thresholds(scores: Tensor, level: float) -> tuple[float | None, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalLabels(_Rule):
-    """A rule from the probability of a label to a set of answers: an answer is in it if it is likely enough.
+    """A rule from the probability of a label to a set of answers: an answer is in it if it is probable enough.
 
     Args:
-        thresholds: one for each label; an answer of probability p is in the set if 1 - p is at most this. None (too few
-            held-out rows) takes both answers.
+        thresholds: one for each label; an answer of probability p is in the set if 1 - p is at most this. None (too few held-out rows)
+            includes both answers.
         level: the nominal coverage of each label, 1 - alpha.
 
     >>> ConformalLabels(thresholds=(0.6,), level=0.9).apply(torch.tensor([[0.5], [0.9]])).tolist()
@@ -210,7 +207,7 @@ class ConformalLabels(_Rule):
     """
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
-        """Return whether no and yes are in the set of each label, without draws. Shapes: probs (batch, label) -> (batch, label, 2)."""
+        """Return whether no and yes are in the set of each label. Shapes: probs (batch, label) -> (batch, label, 2)."""
         return torch.stack([double(probs), 1 - double(probs)], -1) <= self._row(probs).unsqueeze(-1)
 
 
@@ -218,8 +215,8 @@ def fit_label_sets(probs: Tensor, labels: Tensor, *, level: float = 0.9) -> Conf
     """Return the rule whose set for each label contains its true answer with probability `level`.
 
     Args:
-        probs: (batch, label) of held-out rows.
-        labels: of the same shape, 0 or 1.
+        probs: probabilities of held-out rows (batch, label).
+        labels: 0 or 1, of the same shape.
         level: probability to cover, 1 - alpha.
 
     Reference: Sadinle, Lei & Wasserman, "Least Ambiguous Set-Valued Classifiers with Bounded Error Levels", 2019,
@@ -234,7 +231,7 @@ class ConformalSets(Conformal):
     """A rule from probabilities to sets of classes.
 
     Args:
-        threshold: classes whose score is at most this are in the set; None (too few held-out rows) takes every class.
+        threshold: classes whose score is at most this are in the set; None (too few held-out rows) includes every class.
         level: the nominal coverage, 1 - alpha.
         penalty: added to the score for each rank beyond `free_classes` (lambda of RAPS; 0 is APS).
         free_classes: ranks without penalty (k_reg of RAPS).
@@ -247,21 +244,21 @@ class ConformalSets(Conformal):
     randomized: bool = True
 
     def apply(self, probs: Tensor, *, seed: int = 0) -> Tensor:
-        """Return which classes are in each row's set. Shapes: probs (batch, class) -> booleans (batch, class).
+        """Return which classes are in the set of each row. Shapes: probs (batch, class) -> booleans (batch, class).
 
         Args:
             probs: (batch, class).
-            seed: of the random shares; not used by deterministic sets.
+            seed: seed of the random shares; not used by deterministic sets.
         """
         probs = checked_probs(probs)
         return self.inside(probs, _shares(probs, seed) if self.randomized else 1.0)
 
     def inside(self, probs: Tensor, shares: Tensor | float) -> Tensor:
-        """Return the sets of float64 probabilities whose last class counts with these shares of its probability (batch, 1)."""
+        """Return the sets for float64 probabilities, with these random shares of the last class (batch, 1)."""
         return probs >= 0 if self.threshold is None else self.scores(probs, shares) <= self.threshold
 
     def scores(self, probs: Tensor, shares: Tensor | float) -> Tensor:
-        """Return the score of every class (batch, class): the probability of all likelier ones, a share of its own, the penalty."""
+        """Return the score of every class (batch, class): the probability of more probable ones, a share of its own, the penalty."""
         ordered, order = probs.sort(dim=-1, descending=True)
         ranks = torch.arange(1, probs.shape[-1] + 1, dtype=probs.dtype, device=probs.device)
         penalties = self.penalty * (ranks - self.free_classes).clamp_min(0.0)
@@ -272,9 +269,9 @@ class ConformalSets(Conformal):
 
 
 def _shares(probs: Tensor, seed: int) -> Tensor:
-    """Return a number from 0 to 1 for each row (batch, 1), decided by the row's probabilities and the seed.
+    """Return a number from 0 to 1 for each row (batch, 1), determined by its probabilities and the seed.
 
-    Equal rows get equal sets wherever they stand. Held-out and new rows are read by one rule, which keeps them exchangeable.
+    Equal rows get equal sets. The same rule for held-out and new rows keeps them exchangeable.
     """
     words = (probs.cpu() + 0.0).contiguous().numpy().view(np.uint64)  # + 0.0: there is one zero
     found = np.full(len(words), key(seed, "conformal") % (1 << 64), np.uint64)
@@ -284,7 +281,6 @@ def _shares(probs: Tensor, seed: int) -> Tensor:
 
 
 def _mixed(h: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return 64 bits of which each depends on all those given."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
     return h ^ (h >> np.uint64(31))
@@ -303,11 +299,11 @@ def fit_conformal_sets(
     """Return the rule whose sets contain the true class with probability `level`: APS, or RAPS with a penalty.
 
     Args:
-        probs: (batch, class) of held-out rows, from the ensemble as it will be used.
+        probs: probabilities of held-out rows (batch, class), from the ensemble with all its corrections.
         labels: (batch,).
         level: probability to cover, 1 - alpha.
         penalty, free_classes, randomized: see `ConformalSets`; 0 is APS, RAPS uses for example 0.01 and 5 with many classes.
-        seed: of the random shares.
+        seed: seed of the random shares.
 
     Reference: Romano, Sesia & Candès, "Classification with Valid and Adaptive Coverage", 2020, arXiv:2006.02544;
     Angelopoulos et al., "Uncertainty Sets for Image Classifiers using Conformal Prediction", 2021, arXiv:2009.14193,

@@ -1,9 +1,9 @@
-"""Corrections of members, fitted on held-out rows: their temperature and their weights.
+"""Corrections of members: their temperature and their weights.
 
-A temperature minimizes the held-out negative log likelihood of the *ensemble*, the members' average of softmax(logits / T), so that
-members and ensemble are not calibrated against each other. Stacking finds the weights of the best mixture; greedy selection
-takes members one by one, with replacement, and whole counts become weights. What is averaged and what the average costs are
-given by the caller, so one search serves mixtures, averaged logits, averaged quantiles and averaged outputs: see `Predictive.blend`.
+A temperature minimizes the NLL of the *ensemble*, the members' average of softmax(logits / T), so members and ensemble are not
+calibrated against each other. Stacking finds the weights of the best mixture. Greedy selection picks members one by one, with
+replacement, and counts become weights. The caller defines what is averaged and its loss, so one search serves mixtures, averaged
+logits, averaged quantiles and averaged outputs: see `Predictive.blend`.
 """
 
 import math
@@ -34,7 +34,7 @@ _COLDEST, _HOTTEST = 0.05, 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Correction(Value, ABC):
-    """What held-out rows say about predictions. An ensemble has at most one of each `rank`, and applies them by rank."""
+    """A fitted correction of predictions. An ensemble has at most one of each `rank`, and applies them by rank."""
 
     rank: ClassVar[int]
 
@@ -65,7 +65,7 @@ class Temperature(Correction):
         return prediction.cooled(self)
 
     def apply(self, member_logits: Tensor) -> Tensor:
-        """Return the logits divided by their temperature. Shapes: (member, batch, class) -> the same."""
+        """Return logits divided by their temperature. Shapes: (member, batch, class) -> the same."""
         if len(self.temperatures) not in (1, len(member_logits)):
             raise InputError(
                 f"member_logits has {len(member_logits)} members but there are {len(self.temperatures)} temperatures; "
@@ -82,16 +82,15 @@ def fit_temperature(
     per: Literal["ensemble", "member"] = "ensemble",
     weights: Tensor | None = None,
 ) -> Temperature:
-    """Return the temperature that minimizes the ensemble's negative log likelihood on held-out data.
+    """Return the temperature that minimizes the ensemble's NLL on held-out data.
 
-    A grid over [0.05, 20] finds the valley, L-BFGS its floor. If the result is not below the likelihood at 1 (in the
-    given precision), it is 1: fitting never raises the likelihood of the data it is fitted on.
+    A grid over [0.05, 20] finds the basin, L-BFGS its minimum. If the NLL is not below that at 1 (in the given precision), the result is 1.
 
     Args:
-        member_logits: (member, batch, class), of rows no member was trained on.
+        member_logits: logits of held-out rows (member, batch, class).
         labels: (batch,).
         per: one temperature for the whole "ensemble" or one for each "member".
-        weights: (member,) of the average, uniform by default.
+        weights: weights of members in the average (member,), uniform by default.
 
     Reference: Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599, section 4.2; for
     ensembles Rahaman & Thiery, "Uncertainty Quantification and Deep Ensembles", 2021, arXiv:2007.08792.
@@ -128,7 +127,7 @@ class StackingWeights(Correction):
     """The weight of each member in the average.
 
     Args:
-        weights: one for each member, nothing negative, summing to 1.
+        weights: one for each member, not negative, summing to 1.
 
     >>> StackingWeights(weights=(0.25, 0.75)).apply(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])).tolist()
     [[0.25, 0.75]]
@@ -150,14 +149,13 @@ class StackingWeights(Correction):
 
 
 def fit_stacking(member_log_scores: Tensor) -> StackingWeights:
-    """Return the weights on the simplex that maximize the mean log of the mixture's score on held-out data.
+    """Return the weights on the simplex that maximize the mean log score of the mixture on held-out data.
 
-    Expectation maximization from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, which never lowers
-    the score. The problem is concave and log max g bounds the distance to its optimum, so the search stops when that is
-    below 1e-7 nats, or after 5,000 steps.
+    Expectation maximization from uniform weights, w_m <- w_m g_m with g_m = mean of p_m / mixture, never lowers the score. The problem is
+    concave and log max g bounds the distance to the optimum, so the search stops below 1e-7 nats, or after 5,000 steps.
 
     Args:
-        member_log_scores: (member, batch), log of what each member gives to what happened.
+        member_log_scores: log score of each member for each row (member, batch).
 
     Reference: Yao et al., "Using Stacking to Average Bayesian Predictive Distributions", 2018, arXiv:1704.02030,
     equation 4.
@@ -185,9 +183,9 @@ _PATIENCE = 4  # a third share may gain where halves do not
 
 
 def mixture(member_log_scores: Tensor) -> tuple[Tensor, Loss]:
-    """Return what a mixture averages, and what an average costs: minus its logarithm, the mean over a point's own axes.
+    """Return the values that a mixture averages, and their loss: minus the log of the average, averaged over a row's own axes.
 
-    Scores are taken relative to the best member of each entry, so that no exponential leaves its range.
+    Scores are relative to the best member of each entry, so that exponentials do not underflow.
 
     Shapes: member_log_scores (member, batch, ...) -> values of the same shape, and their loss.
     """
@@ -205,17 +203,16 @@ def mixture(member_log_scores: Tensor) -> tuple[Tensor, Loss]:
 def greedy_selection(
     member_values: Tensor, loss: Loss | None = None, *, picks: int = 32, weights: Tensor | None = None
 ) -> tuple[int, ...]:
-    """Return how often each member is chosen, one by one: each time the one that makes the average of all choices best.
+    """Return how often each member is picked, one by one: each time the one that makes the average of all picks best.
 
-    The search ends after `picks` choices, or when several in a row gain nothing; the shortest run of choices with the best loss
-    is kept, so the result is never worse on these points than the best single member. A member whose values are not finite is
-    never chosen.
+    The search ends after `picks` picks, or when several in a row gain nothing. The shortest sequence with the best loss is kept, so the
+    result is never worse on these rows than the best single member. Members with non-finite values are never picked.
 
     Args:
         member_values: what is averaged, (member, batch, ...); without `loss`, log scores (member, batch) of a mixture.
-        loss: what averages cost at each point, see `Loss`; None for a mixture.
-        picks: largest number of choices.
-        weights: of the points (batch,), equal if None.
+        loss: the loss of averages at each row, see `Loss`; None for a mixture.
+        picks: largest number of picks.
+        weights: weights of rows (batch,), equal if None.
 
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, sections 2 and 2.1.
 
@@ -256,15 +253,14 @@ def bagged_selection(
     weights: Tensor | None = None,
     seed: int = 0,
 ) -> StackingWeights:
-    """Return the mean weights of 20 greedy selections, each from some of the members and by points drawn with replacement.
+    """Return the mean weights of 20 greedy selections, each from some of the members and on bootstrapped rows.
 
-    One selection by few points takes few members, and those that suit these points; the mean of many takes more of them and is
-    better on new points.
+    One selection on few rows picks few members that happen to suit these rows; the mean of many generalizes better.
 
     Args:
         member_values, loss, picks, weights: as in `greedy_selection`.
-        share: of the members that each selection may choose from, drawn at random; all that are finite if that leaves none.
-        seed: root of every draw.
+        share: share of the members that each selection may pick from, drawn at random; all if none of these is finite.
+        seed: seed of all draws.
 
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, section 2.3.
     """
@@ -285,7 +281,6 @@ def bagged_selection(
 
 
 def _shares(weights: Tensor | None, values: Tensor) -> Tensor:
-    """Return what each point counts, summing to 1."""
     batch = values.shape[1]
     if weights is None:
         return torch.full((batch,), 1.0 / batch, dtype=torch.float64, device=values.device)

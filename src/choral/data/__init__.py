@@ -1,4 +1,4 @@
-"""Data: sources the engine reads, input transforms, tables and built-in problems."""
+"""Data: sources that the engine reads, input transforms, and built-in problems."""
 
 from choral.data.inputs import CutMix, HorizontalFlip, Mixup, Normalize, PadCrop, RandAugment, Transform, prepare
 from choral.data.sources import DatasetSource, Source, TensorSource, source_of

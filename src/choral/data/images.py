@@ -1,4 +1,4 @@
-"""Inputs as images of bytes and back, and an out-of-distribution copy of any test set to try ensembles on."""
+"""Conversion of inputs to uint8 images and back, and an out-of-distribution version of a test set."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from choral.base.errors import InputError
 
 
 def to_images(x: np.ndarray, *, shape: tuple[int, int] | None = None) -> np.ndarray:
-    """Return inputs as images of bytes (batch, height, width, channel).
+    """Return inputs as uint8 images (batch, height, width, channel).
 
     Args:
         x: bytes, or numbers from 0 to 1: (batch, channel, height, width), or (batch, height * width) with a shape.
@@ -44,7 +44,7 @@ def _why_no_images(x: np.ndarray, shape: tuple[int, int] | None) -> str:
 
 
 def from_images(images: np.ndarray, *, like: np.ndarray) -> np.ndarray:
-    """Return images of bytes in the layout and type of the inputs they were made from.
+    """Return uint8 images in the layout and dtype of the inputs they were made from.
 
     >>> x = np.array([[0.0, 0.6, 1.0, 0.2]], dtype=np.float32)
     >>> bool(np.allclose(from_images(to_images(x, shape=(2, 2)), like=x), x))
@@ -61,15 +61,15 @@ def holds_images(x: np.ndarray, *, shape: tuple[int, int] | None = None) -> bool
 
 
 def strange(x: Any, *, shape: tuple[int, int] | None = None, seed: int = 0) -> tuple[Any, str]:
-    """Return inputs that look like these but are not, and what they are: a second data set where there is none.
+    """Return out-of-distribution inputs made from these, and a description.
 
-    Images: in turn inverted, cut into a grid of patches that are shuffled, and drowned in noise. Tables: every column is
-    shuffled by itself, so each value is usual but their combination is not. Of several inputs each is shuffled by itself.
+    Images are in turn inverted, cut into a grid of shuffled patches, or covered by noise. The columns of tables, and each of several inputs,
+    are shuffled separately: values are usual, but their combination is not.
 
     Args:
         x: inputs of any kind.
         shape: height and width of images stored flat.
-        seed: decides the draws.
+        seed: seed of the draws.
     """
     draw = np.random.default_rng(seed)
     if isinstance(x, dict | tuple | list):
@@ -90,7 +90,6 @@ def strange(x: Any, *, shape: tuple[int, int] | None = None, seed: int = 0) -> t
 
 
 def _shuffled_patches(images: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Return images cut into a grid of at most 4 x 4 equal patches, each image's patches in a new order."""
     rows, height, width, channels = images.shape
     down, across = (next(n for n in (4, 3, 2, 1) if size % n == 0) for size in (height, width))
     cut = images.reshape(rows, down, height // down, across, width // across, channels).swapaxes(2, 3)

@@ -1,7 +1,6 @@
-"""What happens to a batch before the network sees it: bytes to numbers, normalization, augmentation.
+"""Input transforms: scaling of bytes, normalization, augmentation.
 
-All of these are values, so they are saved with the ensemble. Augmentations draw from `choral.base.draws`, so they follow the
-place in the plan like everything else.
+Transforms are values and are saved with the ensemble. Augmentations draw from `choral.base.draws`, keyed by their place in the plan.
 """
 
 import functools
@@ -64,7 +63,7 @@ class Normalize(Transform):
 
 @dataclass(frozen=True, kw_only=True)
 class PadCrop(Transform):
-    """Pad images by some pixels of zeros and crop them back at a random place."""
+    """Pad images with zeros and crop them at a random place."""
 
     pixels: int = 4
     only_training: ClassVar[bool] = True
@@ -81,7 +80,7 @@ class PadCrop(Transform):
 
 @dataclass(frozen=True, kw_only=True)
 class HorizontalFlip(Transform):
-    """Mirror each image left to right with probability one half."""
+    """Mirror each image horizontally with probability one half."""
 
     only_training: ClassVar[bool] = True
 
@@ -92,16 +91,16 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True, kw_only=True)
 class RandAugment(Transform):
-    """Change each image by some operations drawn from fourteen, all at one strength; stands before `Normalize`.
+    """Apply random operations out of fourteen to each image, all at one strength; must come before `Normalize`.
 
     Args:
-        count: operations one after the other.
+        count: number of operations.
         magnitude: strength, from 0 to 1; 0.3 is 9 of 30.
 
     Reference: Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space", 2020,
     arXiv:1909.13719.
 
-    Differs from the paper: what moves in from outside is black, and pixels are not interpolated.
+    Differs from the paper: pixels from outside the image are black, and pixels are not interpolated.
     """
 
     count: int = 2
@@ -118,7 +117,6 @@ class RandAugment(Transform):
 
 
 def _augmented(x: Tensor, which: Tensor, strength: Tensor) -> Tensor:
-    """Return images under one operation each: of color, of place, or (the last number) none."""
     own, amount = which.view(-1, 1, 1, 1), strength.view(-1, 1, 1, 1)
     made = _moved(x, which - len(_COLORS), strength)
     for number, change in enumerate(_COLORS):
@@ -127,7 +125,6 @@ def _augmented(x: Tensor, which: Tensor, strength: Tensor) -> Tensor:
 
 
 def _moved(x: Tensor, which: Tensor, strength: Tensor) -> Tensor:
-    """Return images turned, sheared or shifted; those with another number as they are."""
     zero = torch.zeros_like(strength)
     picked = {name: torch.where(which == number, size * strength, zero) for number, (name, size) in enumerate(_MOVES)}
     turn = picked["turn"]
@@ -183,7 +180,7 @@ _MOVES = (("turn", math.pi / 6), ("shear x", 0.3), ("shear y", 0.3), ("shift x",
 class Mixing(Transform, ABC):
     """An augmentation that mixes each row with another, its partner; the loss is mixed in the same shares.
 
-    It is applied after all other transforms of training, one of them at most, and not where members read batches of their own.
+    It is applied after all other transforms of training. Only one is allowed, and none if members read different batches.
 
     Args:
         alpha: shares of a row are drawn from Beta(alpha, alpha), one for each batch.
@@ -194,7 +191,7 @@ class Mixing(Transform, ABC):
     only_training: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the batch as it is: rows are mixed where their targets are known."""
+        """Return the batch unchanged: rows are mixed together with their targets, by `mixed`."""
         return x
 
     def mixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +210,6 @@ class Mixing(Transform, ABC):
 
 @functools.cache
 def _beta_quantiles(alpha: float, count: int = 4096) -> Tensor:
-    """Return the middle of each of so many equally likely parts of Beta(alpha, alpha)."""
     from scipy.special import betaincinv
 
     return torch.from_numpy(betaincinv(alpha, alpha, (np.arange(count) + 0.5) / count)).float()
@@ -232,7 +228,7 @@ class Mixup(Mixing):
 
 @dataclass(frozen=True, kw_only=True)
 class CutMix(Mixing):
-    """A rectangle of each image, the same in the whole batch, comes from its partner.
+    """A rectangle of each image, the same in the whole batch, is replaced by that of its partner.
 
     Reference: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers", 2019, arXiv:1905.04899.
     """
@@ -252,9 +248,9 @@ Transforms: TypeAlias = tuple[Transform, ...] | Mapping[str, tuple[Transform, ..
 
 
 def prepare(x: Batch, transforms: Transforms = (), *, training: bool, floats: torch.dtype = torch.float32) -> Batch:
-    """Return a batch ready for the network: bytes scaled to [0, 1], then the transforms that apply.
+    """Return a batch for the network: bytes scaled to [0, 1], then the transforms; augmentations in training only.
 
-    Transforms are as `checked_transforms` returns them; augmentations apply in training. Scaled bytes take the type `floats`.
+    Transforms are checked by `checked_transforms`. Scaled bytes get the dtype `floats`.
     """
     match x:
         case Tensor():
@@ -271,7 +267,7 @@ def prepare(x: Batch, transforms: Transforms = (), *, training: bool, floats: to
 
 
 def checked_transforms(inputs: Any, x: Batch) -> Transforms:
-    """Return transforms that fit a batch; raises InputError for any other."""
+    """Return transforms if they fit a batch, else raise InputError."""
     if isinstance(inputs, Mapping):
         tensors = [n for n, t in x.items() if isinstance(t, Tensor)] if isinstance(x, dict) else []
         for name in [n for n in inputs if n not in tensors]:

@@ -1,4 +1,4 @@
-"""Problems: training and test data with what is known about them; built-in ones, and those of .npz files."""
+"""Problems: training and test data with their table, likelihood and groups; built-in ones, and those of .npz files."""
 
 import math
 import zipfile
@@ -25,16 +25,16 @@ BUILT_IN = ("digits", "diabetes", "wine", "breast_cancer")
 
 @dataclass(frozen=True)
 class Problem:
-    """Data to fit and data to judge by.
+    """Training and test data.
 
     Attributes:
-        name: where it came from.
+        name: name of the data.
         x_train, y_train: training data; real targets are in their own units.
         x_test, y_test: test data.
         table: how a table's columns became inputs, and which rows are trained on.
-        image_shape: height and width, where inputs are images stored flat.
-        likelihood: what outputs are to mean, a value or a name (`choral.objectives.likelihoods.NAMES`); None is decided by the targets.
-        groups, times: what decides which training rows are held out together (names), or last (numbers).
+        image_shape: height and width of images stored flat.
+        likelihood: a value or a name (`choral.objectives.likelihoods.NAMES`); None infers it from the targets.
+        groups, times: names of groups held out together, or times of which the last are held out, for the training rows.
         weights: weights of the training rows, equal if None.
         labels: what the test rows are called in reports; their numbers if None.
     """
@@ -58,13 +58,13 @@ class Problem:
         return (self.x_train, self.y_train, *(() if self.weights is None else (self.weights,)))
 
     def of_rows(self, rows: np.ndarray) -> "Problem":
-        """Return the problem with some of its training rows alone; nothing says any more how to hold out others."""
+        """Return the problem with some of its training rows, without groups and times."""
         weights = None if self.weights is None else self.weights[rows]
         kept = {"x_train": self.x_train[rows], "y_train": self.y_train[rows], "weights": weights}
         return replace(self, **kept, groups=None, times=None)
 
     def validating(self, share: Any, seed: int = 0) -> tuple["Problem", Any]:
-        """Return the problem to train on and what to validate on, held out as test rows are.
+        """Return the problem to train on, and its validation rows, held out as test rows are.
 
         Without groups and times these are the problem itself and the share, which `fit` draws.
         """
@@ -77,20 +77,20 @@ class Problem:
 
     @property
     def repeated(self) -> int:
-        """Test rows that are equal to a training row, in inputs and target."""
+        """Number of test rows that equal a training row in inputs and target."""
         trained, test = row_hashes(self.x_train, self.y_train), row_hashes(self.x_test, self.y_test)
         return int(np.isin(test, trained).sum())
 
     @property
     def task(self) -> str:
-        """'classification' for integer targets, else 'regression'; with a likelihood, what that predicts."""
+        """'classification' for integer targets, else 'regression'; with a likelihood, its task."""
         if self.likelihood is not None:
             return named(self.likelihood).prediction.task
         return "classification" if self.y_train.dtype.kind in "iub" else "regression"
 
     @property
     def outputs(self) -> int:
-        """Outputs a network needs: one for each class, or mean and variance of each target, or what the likelihood says."""
+        """Number of outputs of the network: one for each class, mean and variance of each target, or as the likelihood says."""
         if self.likelihood is not None:
             y = np.concatenate([self.y_train, self.y_test]) if len(self.y_test) else self.y_train
             return named(self.likelihood).outputs_for(torch.tensor(y))
@@ -118,7 +118,7 @@ def built_in(name: str, holdout: float | None, seed: int) -> Problem:
 
 
 def origin_of(name: str, holdout: float | None) -> str:
-    """Return how a built-in problem is asked for.
+    """Return the command-line arguments of a built-in problem.
 
     >>> origin_of("wine", 0.25)
     'wine --holdout 0.25'
@@ -127,7 +127,7 @@ def origin_of(name: str, holdout: float | None) -> str:
 
 
 def read_arrays(path: Path, *choices: tuple[str, ...]) -> list[np.ndarray]:
-    """Return the arrays of an .npz file whose names are one of some choices, read without unpickling."""
+    """Return the arrays of an .npz file under one of several sets of names, read without unpickling."""
     try:
         with path.open("rb") as file:
             held = np.load(file, allow_pickle=False)
@@ -169,7 +169,7 @@ def rows_in(path: Path, *, targets: bool) -> tuple[np.ndarray, np.ndarray | None
 
 
 def _checked(x: np.ndarray, y: np.ndarray, where: str) -> np.ndarray:
-    """Return the targets of inputs that a source of points accepts; booleans are classes."""
+    """Return valid targets of some inputs; booleans are classes."""
     try:
         TensorSource(x, y).settle(torch.float32)
     except InputError as error:
@@ -182,10 +182,10 @@ def _checked(x: np.ndarray, y: np.ndarray, where: str) -> np.ndarray:
 
 
 def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Problem, dict[str, float]]:
-    """Return a problem whose training rows count by their classes, and the weights by the names of classes.
+    """Return a problem whose training rows are weighted by class, and the weights by class name.
 
-    'balanced' lets every class count the same in all, n / (classes * rows of the class), so that weights average 1 over the rows. Other
-    weights are a dict by class, or the words of the command line ('yes=5,no=1'); classes not named count 1. Weights that rows have are multiplied.
+    'balanced' gives every class the same total weight, n / (classes * rows of the class), so that weights average 1 over the rows. Others are
+    a dict by class, or text of the command line ('yes=5,no=1'), with 1 for classes not named. They multiply the weights of rows.
     """
     if problem.task != "classification" and problem.likelihood != "bernoulli":
         raise InputError(
@@ -206,7 +206,7 @@ def balanced(problem: Problem, asked: str | Mapping[str, float]) -> tuple[Proble
 
 
 def _given(asked: str | Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """Return weights by class, given as a dict or as CLASS=WEIGHT with commas between."""
+    """Return weights by class from a dict or from comma-separated CLASS=WEIGHT."""
     pairs = asked.items() if isinstance(asked, Mapping) else (p.rpartition("=")[::2] for p in asked.split(","))
     found: dict[str, float] = {}
     for name, weight in pairs:

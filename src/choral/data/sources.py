@@ -1,10 +1,9 @@
-"""Training data as the engine reads it, whatever the user gave: arrays, a map-style Dataset, or a DataLoader over one.
+"""Training data as the engine reads it: arrays, a map-style Dataset, or a DataLoader over one.
 
-Arrays and tensors stay in memory and are indexed per batch, also those of a TensorDataset. Other datasets are read item by item
-through torch's loader workers. What an item draws while it is read (an augmentation) is decided by the epoch and the item: torch's,
-numpy's and Python's generators are set by a key before each item and given back afterwards, in worker processes too. Datasets that
-draw nothing are found out by their generators standing still, and pay for that look alone. A DataLoader is obeyed or refused: its
-sampler decides what an epoch draws, its workers and collate function make the batches, its batch size must be the recipe's.
+Arrays and tensors, also in a TensorDataset, stay in memory and are indexed per batch. Other datasets are read item by item through
+torch's loader workers. Random draws of an item (augmentation) are keyed by the epoch and the item: torch's, numpy's and Python's
+generators are seeded before each item and restored afterwards, in worker processes too. Datasets without draws are detected and pay for
+the detection only. A DataLoader's sampler, workers and collate function are used; its batch size must be the recipe's.
 """
 
 import threading
@@ -67,7 +66,7 @@ Numbered = tuple[int, int, int]  # the key of an epoch, the position in it, and 
 
 
 class Keyed(Dataset[Any]):
-    """The items of a dataset by key, position and number; what they draw follows from these alone."""
+    """The items of a dataset by key, position and number, which determine their random draws."""
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
@@ -108,14 +107,14 @@ class Keyed(Dataset[Any]):
 class DatasetSource(Source):
     """A map-style dataset, read item by item through torch's loader in the engine's order.
 
-    Loader workers last as long as the source: starting them anew took 1.2 s of 1.6 s of an epoch.
+    Loader workers persist: starting them in every epoch took 1.2 s of 1.6 s.
 
     Args:
-        dataset: the dataset; an attribute `name`, a text, stands for what it holds.
+        dataset: the dataset; a text attribute `name` identifies its content.
         workers: loader processes.
         collate: makes a batch of items; torch's own if None.
-        target: the key of the target where items are dicts.
-        weight: which part of an item is its weight, if one is: a key of dicts, or 2 for items (x, y, weight).
+        target: the key of the target if items are dicts.
+        weight: the place of the weight in an item: a key of dicts, or 2 for items (x, y, weight).
         options: further arguments of torch's loader.
     """
 
@@ -177,7 +176,7 @@ class DatasetSource(Source):
         return self._lasting
 
     def item_weights(self) -> Tensor:
-        """Return the weights that items bring; every item is read once for that."""
+        """Return the weights of all items, each of which is read once."""
         found = [weight_in(self._items.__getitems__([(0, i, i)])[0], self.weight) for i in range(self.points)]
         return torch.tensor([float(w) for w in found], dtype=torch.float64)
 
@@ -204,10 +203,10 @@ class DatasetSource(Source):
         return self.having(_read=read)
 
     def digest(self) -> str:
-        """Return the length and class with what tells two datasets apart: a name given by the user, or the items.
+        """Return a digest that distinguishes datasets: length and class with a name given by the user, or with the items.
 
-        Items are read under one key, so that those that draw are the same in the next call: all of them, or as many as 64 MB hold, 4,096
-        at most, at even distances. Those that differ from read to read all the same tell nothing.
+        Items are read under one key, so that random ones are the same in the next call: all of them, or as many as 64 MB hold, at most 4,096, at
+        even distances. Items that differ from read to read nevertheless are not used.
         """
         head = f"{type(self.dataset).__qualname__}-{self.points}"
         name = getattr(self.dataset, "name", None)
@@ -232,14 +231,14 @@ class DatasetSource(Source):
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether something is read item by item: it has a length and items by number, and is no array, data frame, dict or list."""
+    """Return whether an object is read item by item: it has a length and items by number, and is no array, data frame, dict or list."""
     if isinstance(data, Mapping | list | tuple | str | bytes | IterableDataset) or hasattr(data, "__array__"):
         return False
     return hasattr(type(data), "__len__") and hasattr(type(data), "__getitem__")
 
 
 def collated(items: list[Any]) -> Any:
-    """Return a batch as torch's own `default_collate` makes it, but with lists of numbers in dicts as arrays (`datasets` gives them so)."""
+    """Return a batch as torch's `default_collate`, but with lists of numbers in dicts as arrays (as `datasets` returns them)."""
 
     def array(value: Any) -> Any:
         with suppress(TypeError, ValueError, RuntimeError):  # words, or lists of different lengths
@@ -251,7 +250,7 @@ def collated(items: list[Any]) -> Any:
 
 
 def parted(item: Any, target: str | int | None = None, weight: str | int | None = None) -> tuple[Any, Any]:
-    """Return the inputs and the targets in what a dataset or loader gives: a pair, or with a target's name, a dict.
+    """Return the inputs and the targets of an item or batch: a pair or, with a target's name, a dict.
 
     >>> parted({"image": 1, "age": 2, "label": 3}, "label")
     ({'image': 1, 'age': 2}, 3)
@@ -281,7 +280,7 @@ def parted(item: Any, target: str | int | None = None, weight: str | int | None 
 
 
 def inputs_in(item: Any) -> Any:
-    """Return the inputs in what a dataset or loader gives to predict: inputs alone, (x,), or a pair with targets."""
+    """Return the inputs of an item or batch for prediction: inputs alone, (x,), or a pair with targets."""
     match item:
         case [x] | [x, _]:
             return x
@@ -289,7 +288,7 @@ def inputs_in(item: Any) -> Any:
 
 
 def is_key(weights: Any) -> bool:
-    """Return whether weights say where they are in an item, instead of what they are.
+    """Return whether sample weights are given as a place in items instead of numbers.
 
     >>> is_key("weight"), is_key(2), is_key([1.0, 2.0]), is_key(None)
     (True, True, False, False)
@@ -319,12 +318,10 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
     """Return training data as a source.
 
     Args:
-        data: see below.
-        target: the key of the target where items are dicts.
-        weights: of the points, one number each; or which part of an item is its weight: a key of dicts, or 2 for items (x, y, weight).
-
-    Accepts a pair (x, y) of arrays or tensors, or (x, y, weights), a map-style Dataset or list of (x, y) items, or a DataLoader over one. Several inputs are a
-    dict, tuple or list in the place of x; with `target`, data or items are dicts that hold the target too.
+        data: a pair (x, y) of arrays or tensors, or (x, y, weights); a map-style Dataset or list of (x, y) items; or a DataLoader over
+            one. Several inputs are a dict, tuple or list in the place of x. With `target`, data or items are dicts that contain the target.
+        target: the key of the target if items are dicts.
+        weights: a weight for each row; or its place in items: a key of dicts, or 2 for items (x, y, weight).
     """
     key = weights if is_key(weights) else None
     source = _source(data, target, key)
@@ -367,7 +364,7 @@ def _source(data: Any, target: str | int | None, key: str | int | None) -> Sourc
 
 
 def _is_list_of_items(data: Any, target: str | int | None) -> bool:
-    """Return whether a list is a dataset, item by item: a list of two tuples could as well be inputs and targets."""
+    """Return whether a list contains items; a list of two tuples is read as inputs and targets."""
     if not isinstance(data, list) or not data:
         return False
     kind = Mapping if target is not None else tuple
@@ -375,7 +372,7 @@ def _is_list_of_items(data: Any, target: str | int | None) -> bool:
 
 
 def _in_memory(dataset: Any, target: str | int | None, key: str | int | None) -> Source | None:
-    """Return the arrays of a dataset that is nothing but a pair of them, or some of their rows; None for any other."""
+    """Return the arrays of a TensorDataset, or the selected rows of a subset of one; None for other datasets."""
     rows = torch.as_tensor(dataset.indices, dtype=torch.long) if type(dataset) is Subset else slice(None)
     whole = dataset.dataset if type(dataset) is Subset else dataset
     if type(whole) is not TensorDataset or target is not None or len(whole.tensors) != (2 if key is None else 3):
@@ -401,7 +398,7 @@ def _of_loader(loader: DataLoader[Any], target: str | int | None, key: str | int
 
 
 def _sampled(loader: DataLoader[Any]) -> tuple[Any, Sampling | None]:
-    """Return the dataset and the rule by which the loader's sampler draws from it; a sampler that cannot be keyed is refused."""
+    """Return the dataset of a loader and its sampling rule; InputError for a sampler that cannot be reproduced."""
     sampler, dataset = loader.sampler, loader.dataset
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         own = type(loader.batch_sampler).__name__
@@ -425,7 +422,7 @@ def _sampled(loader: DataLoader[Any]) -> tuple[Any, Sampling | None]:
 
 
 def check_batches(source: Source, plan: Phase) -> None:
-    """Raise InputError if a DataLoader asks for other batches than the recipe."""
+    """Raise InputError if the batch size of a DataLoader is not that of the recipe."""
     loader = source.loader
     if loader is None:
         return
@@ -456,9 +453,9 @@ def labeled(data: Any) -> list[tuple[Any, Any]] | None:
 
 
 def inputs_of(x: Any) -> list[Any]:
-    """Return inputs to predict for, in parts: the batches of a Dataset or DataLoader in its order, anything else as it is.
+    """Yield inputs to predict in parts: the batches of a Dataset or DataLoader in order, anything else as it is.
 
-    Items and batches are inputs alone, (x,), or pairs (x, y), whose targets are not looked at. Batches may differ in shape.
+    Items and batches are inputs alone, (x,), or pairs (x, y), whose targets are ignored. Batches may differ in shape.
     """
     x = _in_batches(x)
     if not isinstance(x, DataLoader):
@@ -471,7 +468,7 @@ def inputs_of(x: Any) -> list[Any]:
 
 
 def _check_order(loader: DataLoader[Any]) -> None:
-    """Raise InputError for a DataLoader whose batches are not all rows of its dataset in their order: predictions are by row."""
+    """Raise InputError for a DataLoader whose batches are not all rows of its dataset in order."""
     stream, own = isinstance(loader.dataset, IterableDataset), loader.batch_sampler
     sampler = getattr(own, "sampler", own) if own is not None else loader.sampler
     if not stream and (type(sampler) is not SequentialSampler or type(own) not in (BatchSampler, type(None))):

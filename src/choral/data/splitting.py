@@ -1,4 +1,4 @@
-"""Which rows are held out - for a test, for validation, in folds - and remembering which were trained on."""
+"""Splits into training, validation and test rows and folds, and a memory of the training rows."""
 
 import base64
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _FEW = 20  # distinct rows, fewer of which are no sample of anything
 def split(
     rows: int, holdout: float | None, seed: int, *, groups: np.ndarray | None = None, times: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and test: whole groups, the last rows in time, or any; none for test if `holdout` is None."""
+    """Return row numbers for training and test: by groups, by time, or at random; no test rows if `holdout` is None."""
     if holdout is None:
         return np.arange(rows), np.arange(0)
     if groups is not None:
@@ -37,7 +37,7 @@ def _count(rows: int, holdout: float) -> int:
 
 
 def split_by_group(groups: np.ndarray, holdout: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and test such that rows of one group stay together; about the share `holdout` is held out."""
+    """Return row numbers for training and test with whole groups; about a share of `holdout` is held out."""
     names, group = np.unique(groups.astype(str), return_inverse=True)
     if len(names) < 2:
         raise InputError("every row is of a single group; splitting by group needs at least two.")
@@ -50,7 +50,7 @@ def split_by_group(groups: np.ndarray, holdout: float, seed: int) -> tuple[np.nd
 
 
 def split_by_time(when: np.ndarray, holdout: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return row numbers for training and test such that the last rows in time are held out; `when` grows with time."""
+    """Return row numbers for training and test, with the last rows in time held out; `when` grows with time."""
     order = np.argsort(when, kind="stable")
     count = _count(len(when), holdout)
     edge = when[order[-count]]
@@ -60,9 +60,9 @@ def split_by_time(when: np.ndarray, holdout: float) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, kw_only=True)
 class Seen(Value):
-    """Which rows were trained on, by 32-bit hashes of inputs and targets.
+    """A memory of training rows, as 32-bit hashes of inputs and targets.
 
-    A row that was there is always found; of n remembered rows another one is taken for one of them with probability n / 2^32.
+    A training row is always found; among n remembered rows another row is found by mistake with probability n / 2^32.
 
     >>> x, y = np.eye(3, dtype=np.float32), np.arange(3)
     >>> Seen.of(x[:2], y[:2]).find(x, y).tolist()
@@ -93,10 +93,10 @@ def row_hashes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the points to train on and of those to validate on, drawn by the seed.
+    """Return the indices of training and validation rows, drawn by the seed.
 
-    Class labels that are in memory are held out in equal shares, up to one point of each; a class of one point is trained on. Of
-    real numbers in memory, one of every few that lie side by side is held out. Copies of a row stay together (`_distinct`).
+    Targets in memory are stratified: classes in equal shares, up to one row (a class of one row is trained on); numbers by taking one of
+    every few neighbors in size. Copies of a row stay together (`_distinct`).
     """
     count = round(share * source.points)
     if not 0 < share < 1 or not 0 < count < source.points:
@@ -116,11 +116,10 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _distinct(source: Source, parts: int) -> tuple[Tensor, Tensor]:
-    """Return the first point of each distinct row, and the number of the distinct row that each point is.
+    """Return the first index of each distinct row, and the number of the distinct row for each row.
 
-    Copies of a row in two parts would let a network be scored on what it was trained on. Rows are copies where inputs and targets are
-    equal; a table in which equal inputs have several targets holds few distinct inputs instead, and every point of it counts by
-    itself, as it does where there are too few distinct rows to part.
+    Otherwise a network could be scored on copies of its training rows. Rows are copies if inputs and targets are equal. If equal inputs have
+    several targets, or if there are too few distinct rows to split, every row counts as distinct.
     """
     every = torch.arange(source.points)
     found = source.row_hashes()
@@ -137,9 +136,9 @@ def _distinct(source: Source, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_class(order: Tensor, labels: Tensor) -> Tensor:
-    """Return the order rearranged so that any first part of it holds every class in its share.
+    """Return the order rearranged so that any first part of it is stratified by class.
 
-    Point k of the n of a class stands where its quantile (k + 1/2) / n is; one of each class comes last of all.
+    Row k of the n of a class gets the quantile (k + 1/2) / n; one of each class comes last.
     """
     quantile = torch.empty(len(order), dtype=torch.float64)
     for label in labels.unique():
@@ -150,7 +149,7 @@ def _by_class(order: Tensor, labels: Tensor) -> Tensor:
 
 
 def _by_size(order: Tensor, values: Tensor, count: int) -> Tensor:
-    """Return the order rearranged so that its first `count` points are one of each of as many runs of neighboring values."""
+    """Return the order rearranged so that its first `count` rows are one of each of as many runs of neighboring values."""
     ranks = values[order].argsort(stable=True)  # places in the order, by value; equal values stay in the order drawn
     runs = torch.empty(len(order), dtype=torch.long)
     runs[ranks] = torch.arange(len(order)) * count // len(order)
@@ -161,10 +160,10 @@ def _by_size(order: Tensor, values: Tensor, count: int) -> Tensor:
 
 
 def partition(source: Source, parts: int, seed: int) -> Tensor:
-    """Return the part, from 0 on, that each point belongs to (point,), drawn by the seed.
+    """Return the fold of each row (row,), from 0 on, drawn by the seed.
 
-    Parts differ by at most one distinct row; copies of a row stay together (`_distinct`). Each has its share of every class, and of
-    small and large numbers, where targets are in memory. Points of one group (`source.groups`) stay together; parts are then about equally large.
+    Folds differ by at most one distinct row and are stratified by targets in memory; copies of a row stay together (`_distinct`). Rows of one
+    group (`source.groups`) stay together; folds are then about equally large.
     """
     if not 2 <= parts <= source.points:
         raise InputError(f"folds is {parts} for {source.points} points; give 2 or more, at most one for each point.")
@@ -184,7 +183,6 @@ def partition(source: Source, parts: int, seed: int) -> Tensor:
 
 
 def _by_group(groups: Tensor, parts: int, generator: torch.Generator) -> Tensor:
-    """Return the part of each point: the largest group first, each into the part that has fewest points."""
     sizes = groups.bincount()
     if len(sizes) < parts:
         raise InputError(f"folds is {parts} for {len(sizes)} groups; give at most one fold for each group.")

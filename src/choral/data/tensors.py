@@ -1,8 +1,7 @@
-"""Training data: arrays and frames as users give them, the contract of a source of points, and arrays in memory that fulfill it.
+"""Training data in memory: arrays and data frames, and the contract of a source.
 
-What is no number, not finite or too fine for single precision is refused. Columns of data frames go by name: another frame may have them
-in another order, and is read in the order of the first. Inputs are batches as `choral.base.batches` has them: a tensor, or dicts, tuples
-and lists of tensors.
+Values that are not numbers, not finite or too fine for single precision raise an error. Columns of data frames are matched by name and
+read in the order of the first frame. Inputs are batches (`choral.base.batches`): a tensor, or dicts, tuples and lists of tensors.
 """
 
 import copy
@@ -29,11 +28,11 @@ _LOST = 1e-2  # share of the targets' deviation that rounding may take, at most
 
 
 def as_inputs(x: Any, floats: torch.dtype | None = None) -> Batch:
-    """Return inputs as a batch: bytes, booleans and integers stay, real numbers take a type; refuses NaN and infinities.
+    """Return inputs as a batch; bytes, booleans and integers keep their dtype. InputError for NaN and infinities.
 
     Args:
         x: an array, or a dict, tuple or list of arrays with equally many rows.
-        floats: the type real numbers take, that of the network's parameters; each keeps its own if None.
+        floats: the dtype of real numbers, that of the network's parameters; None keeps that of each.
     """
     made = batches.gathered(x, lambda value, name: _input(value, name, floats))
     batches.check_rows(made)
@@ -62,7 +61,7 @@ def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
 
 
 def as_targets(y: Any) -> Tensor:
-    """Return targets as a tensor: whole numbers as int64, reals as float32 or float64; what they mean the likelihood says."""
+    """Return targets as a tensor: integers as int64, reals as float32 or float64."""
     y = _tensor(y, "y")
     if y.dtype.is_floating_point:
         if not torch.isfinite(y).all():
@@ -73,7 +72,7 @@ def as_targets(y: Any) -> Tensor:
 
 
 def as_weights(weights: Any, points: int) -> Tensor:
-    """Return weights of so many points (point,) as float64; InputError for others than finite numbers of 0 or more."""
+    """Return weights of rows (row,) as float64; InputError unless they are finite and 0 or more."""
     found = _tensor(weights, "weights").double()
     found = found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
     if tuple(found.shape) != (points,):
@@ -102,7 +101,7 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 
 def cast_targets(y: Tensor, floats: torch.dtype) -> Tensor:
-    """Return targets, the real ones in float64 for a network of double precision and in float32 for all others."""
+    """Return targets with real ones in float64 for a network of double precision, else float32."""
     return y.to(torch.float64 if floats == torch.float64 else torch.float32) if y.is_floating_point() else y
 
 
@@ -122,7 +121,7 @@ def _check_resolution(given: Tensor, cast: Tensor) -> None:
 
 
 def names_of(value: Any) -> tuple[str, ...]:
-    """Return the names of a frame's columns (of pandas, Polars or Arrow); none for arrays and for columns that are only counted.
+    """Return the column names of a data frame (pandas, Polars or Arrow); none for arrays and for columns without names.
 
     >>> import pandas as pd
     >>> names_of(pd.DataFrame({"a": [1.0], "b": [2.0]})), names_of(pd.DataFrame([[1.0, 2.0]]))
@@ -137,14 +136,14 @@ def names_of(value: Any) -> tuple[str, ...]:
 
 
 def columns_in(value: Any, name: str = "x") -> dict[str, tuple[str, ...]]:
-    """Return the names of all frames in what a user gave as inputs or targets; those without names are left out."""
+    """Return the column names of all data frames among inputs or targets."""
     found = dict[str, tuple[str, ...]]()
     batches.gathered(value, lambda part, own: found.setdefault(own, names_of(part)), name)
     return {own: names for own, names in found.items() if names}
 
 
 def arranged(value: Any, columns: Mapping[str, tuple[str, ...]] | None, name: str = "x") -> Any:
-    """Return inputs or targets with the columns of every frame in the order of those fitted on; arrays stay as they are.
+    """Return inputs or targets with the columns of every data frame in the order of `fit`; arrays are not changed.
 
     >>> import pandas as pd
     >>> arranged(pd.DataFrame({"b": [2.0], "a": [1.0]}), {"x": ("a", "b")})
@@ -171,7 +170,7 @@ def _in_order(value: Any, wanted: tuple[str, ...], name: str) -> Any:
 
 
 def check_same_order(x: Any, y: Any) -> None:
-    """Raise InputError for a data frame and targets whose indexes hold the same labels in another order: rows are paired by position."""
+    """Raise InputError for a data frame and targets with the same index in another order: rows are paired by position."""
     ours: Any = getattr(x, "index", None)
     theirs: Any = getattr(y, "index", None)
     framed = hasattr(ours, "equals") and hasattr(theirs, "equals")  # of pandas; a list has a method of that name
@@ -182,9 +181,9 @@ def check_same_order(x: Any, y: Any) -> None:
 
 
 def hashes(values: np.ndarray, number: int = 0) -> np.ndarray:
-    """Return a 64-bit number for each row that depends on all its bits; equal rows have equal ones.
+    """Return a 64-bit hash of each row; equal rows have equal ones.
 
-    It is the sum of the row's words times random odd factors; another `number` has other factors.
+    It is the sum of the row's words times random odd factors, which depend on `number`.
     """
     rows = values.reshape(len(values), -1)
     found = np.empty(len(rows), np.uint64)
@@ -206,14 +205,14 @@ def _rows(values: Tensor, index: Tensor) -> Tensor:
 
 
 def arrays_of(x: Batch, y: Tensor) -> list[np.ndarray]:
-    """Return all values as arrays, and the names of several inputs as one more."""
+    """Return all leaves as arrays, and the names of several inputs as another array."""
     tensors = [t.view(torch.int16) if t.dtype == torch.bfloat16 else t for t in (*batches.leaves(x), y)]
     names = [] if isinstance(x, Tensor) else [np.array([n for n, _ in batches.named_leaves(x)])]
     return [t.cpu().numpy() for t in tensors] + names
 
 
 def hashed(arrays: Sequence[np.ndarray], weights: Tensor | None = None) -> str:
-    """Return a hash over every byte, with shapes and types, and over weights of points; 0.7 s for a gigabyte."""
+    """Return a hash of all bytes, shapes and dtypes, and of weights; 0.7 s for a gigabyte."""
     state = hashlib.sha256()
     for array in arrays if weights is None else [*arrays, weights.numpy()]:
         state.update(f"{array.shape}{array.dtype}".encode())
@@ -223,12 +222,12 @@ def hashed(arrays: Sequence[np.ndarray], weights: Tensor | None = None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """A rule by which epochs draw points.
+    """A rule by which epochs draw rows.
 
     Args:
-        weights: of every point, from 0, in float64; they need not sum to 1.
-        count: points in an epoch.
-        replacement: whether a point can come more than once.
+        weights: weights of all rows, in float64; they need not sum to 1.
+        count: rows in an epoch.
+        replacement: whether to draw with replacement.
     """
 
     weights: Tensor
@@ -236,18 +235,18 @@ class Sampling:
     replacement: bool
 
     def order(self, generator: torch.Generator, subset: Tensor | None = None) -> Tensor:
-        """Return the points of one epoch, as positions in the subset if there is one."""
+        """Return the rows of one epoch, as positions in the subset if there is one."""
         weights = self.weights if subset is None else self.weights[subset]
         return torch.multinomial(weights, self.count, self.replacement, generator=generator)
 
     def of_rows(self, rows: Tensor) -> "Sampling":
-        """Return the rule for some of the points, which draw their share of the epoch."""
+        """Return the rule for some of the rows, with their share of the epoch."""
         count = max(1, round(self.count * len(rows) / len(self.weights)))
         return Sampling(self.weights[rows], count, self.replacement)
 
     @property
     def digest(self) -> str:
-        """A short text that changes with the rule."""
+        """A digest of the rule."""
         return hashed([np.array([self.count, self.replacement])], self.weights)
 
 
@@ -257,9 +256,9 @@ Batches: TypeAlias = Iterator[tuple[Batch, Tensor]]
 
 
 class Source(ABC):
-    """Training points by index.
+    """Training rows by index.
 
-    `points` says how many there are, `sampling` how an epoch draws from them; None takes each once, in a random order.
+    `points` is their number, `sampling` how an epoch draws from them; None takes each once, in a random order.
     """
 
     points: int
@@ -272,26 +271,26 @@ class Source(ABC):
     columns: dict[str, tuple[str, ...]] | None = None  # names of the columns of data frames, by x and y
 
     def drawn(self, subset: Tensor | None = None) -> int:
-        """Return how many points one epoch of a network sees that is trained on all of them, or on some."""
+        """Return the number of rows in an epoch of a network that is trained on all rows, or on some."""
         if self.sampling is not None:
             return self.sampling.count
         return self.points if subset is None else len(subset)
 
     def mass(self, subset: Tensor | None = None) -> float:
-        """Return how many points all of them, or some, count as: the sum of their weights."""
+        """Return the sum of the weights of all rows, or of some."""
         if self.weights is None:
             return self.points if subset is None else len(subset)
         return float((self.weights if subset is None else self.weights[subset]).sum())
 
     def weighing(self, weights: Any) -> "Source":
-        """Return the same points with weights: 2 counts as the point twice, 0 as if it were not there."""
+        """Return the same rows with weights: 2 repeats the row, 0 removes it."""
         checked = as_weights(weights, self.points)
         kept = checked.nonzero().flatten()
         whole = self if len(kept) == self.points else self.piece(kept)
         return whole.having(weights=checked[kept])
 
     def grouped(self, groups: Any) -> "Source":
-        """Return the same points, those with equal values of `groups` belonging together."""
+        """Return the same rows in groups, by equal values of `groups`."""
         values = np.asarray(groups)
         if values.shape != (self.points,):
             raise InputError(
@@ -300,7 +299,7 @@ class Source(ABC):
         return self.having(groups=torch.from_numpy(np.unique(values.astype(str), return_inverse=True)[1].reshape(-1)))
 
     def piece(self, rows: Tensor) -> "Source":
-        """Return a source of some of the points with their weights and groups, drawn from as all of them are."""
+        """Return a source of some of the rows with their weights, groups and sampling."""
         weights, groups = (None if t is None else t[rows] for t in (self.weights, self.groups))
         sampling = None if self.sampling is None else self.sampling.of_rows(rows)
         return self.part(rows).having(sampling=sampling, weights=weights, groups=groups)
@@ -313,58 +312,55 @@ class Source(ABC):
 
     @abstractmethod
     def part(self, rows: Tensor) -> "Source":
-        """Return a source of some of the points, without what `piece` adds."""
+        """Return a source of some of the rows, without weights, groups and sampling."""
 
     @abstractmethod
     def settle(self, floats: torch.dtype) -> None:
-        """Give real numbers in the type of the network from now on; raises InputError for numbers it cannot hold.
+        """Use the network's dtype for real numbers from now on; InputError for numbers it cannot represent.
 
-        Targets stay as they were given until a likelihood reads them (`reading`), so that scaling them loses nothing.
+        Targets are not changed until a likelihood reads them (`reading`), so that scaling them loses no digits.
         """
 
     @abstractmethod
     def example(self, count: int = 2) -> tuple[Batch, Tensor]:
-        """Return the first points as one batch."""
+        """Return the first rows as one batch."""
 
     @abstractmethod
     def epoch(self, order: Tensor, batch_size: int, *, keys: Keys = None, among: Share = (0, 1)) -> Batches:
         """Yield the batches of one epoch in an order given as indices.
 
         Args:
-            order: which points, in which order.
-            batch_size: points in a batch.
-            keys: of what the items draw while they are read, one for each branch; None reads all under one key.
-            among: number of this process and of all that share each batch: only its part is read.
+            order: indices of the rows.
+            batch_size: rows in a batch.
+            keys: keys of the random draws in items, one for each branch; None reads all under one key.
+            among: rank of this process and number of processes that share each batch: only its part is read.
 
-        Shapes: order (point,) gives x (batch, ...); order (branch, point) gives x (branch, batch, ...).
+        Shapes: order (row,) gives x (batch, ...); order (branch, row) gives x (branch, batch, ...).
         """
 
     def placed(self, device: torch.device) -> Self:
-        """Return the same points where a device reads them fastest."""
+        """Return the same rows in the memory from which a device reads them fastest."""
         return self
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a short text that changes when the data changes."""
+        """Return a digest of the data."""
 
     def targets(self) -> Tensor | None:
-        """Return all targets when they are in memory."""
+        """Return all targets if they are in memory."""
         return None
 
     def row_hashes(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return a 64-bit hash of each point's input and of its target when they are in memory."""
+        """Return a 64-bit hash of each row's input and of its target if they are in memory."""
         return None
 
     @abstractmethod
     def reading(self, read: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same points with targets as a likelihood reads them, in the type of training; the digest stays that of the data.
-
-        Real ones are then float64 for a network of double precision and float32 for all others.
-        """
+        """Return the same rows with targets as a likelihood reads them, in the dtype of training; the digest does not change."""
 
 
 def bounds(points: int, batch_size: int, among: Share = (0, 1)) -> list[tuple[int, int]]:
-    """Return where the batches of an epoch begin and end, or the parts of them that one of several processes takes.
+    """Return the bounds of the batches of an epoch, or of one process's part of each.
 
     >>> bounds(10, 6), bounds(10, 6, (1, 2))
     ([(0, 6), (6, 10)], [(3, 6), (8, 10)])
@@ -375,7 +371,7 @@ def bounds(points: int, batch_size: int, among: Share = (0, 1)) -> list[tuple[in
 
 
 class TensorSource(Source):
-    """Arrays in memory, indexed per batch; images are kept in channels-last format, which is faster for convolutions."""
+    """Arrays in memory, indexed per batch; images are in channels-last format, which is faster for convolutions."""
 
     def __init__(self, x: Any, y: Any):
         check_same_order(x, y)

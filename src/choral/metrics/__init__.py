@@ -1,7 +1,7 @@
-"""Measures of an ensemble: pure functions of tensors whose names say what they hold.
+"""Metrics of ensembles: pure functions of tensors.
 
-`probs` is (batch, class), `member_probs` and `member_logits` are (member, batch, class), `means` and `variances` are
-(member, batch, ...). Results are plain floats computed in float64.
+`probs` is (batch, class), `member_probs` and `member_logits` are (member, batch, class), `means` and `variances` are (member, batch, ...).
+Results are plain floats computed in float64.
 """
 
 from choral.base.values import offered

@@ -102,10 +102,10 @@ class ReliabilityTable:
     """The values of a reliability diagram, one entry for each bin.
 
     Args:
-        edges: (bins + 1,) borders of the bins from 0 to 1.
-        counts: (bins,) rows in each bin.
-        confidence: (bins,) mean confidence of the bin's rows, 0 where the bin is empty.
-        accuracy: (bins,) share of the bin's rows that are right, 0 where the bin is empty.
+        edges: borders of the bins from 0 to 1 (bins + 1,).
+        counts: rows in each bin (bins,).
+        confidence: mean confidence of the bin's rows, 0 for an empty bin (bins,).
+        accuracy: share of the bin's rows that are correct, 0 for an empty bin (bins,).
     """
 
     edges: Tensor
@@ -159,16 +159,15 @@ def reliability_table(probs: Tensor, labels: Tensor, *, bins: int = 15) -> Relia
 
 
 def ece(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:
-    """Return the expected calibration error: the gap of accuracy and confidence averaged over rows, bin by bin.
+    """Return the expected calibration error: the mean gap between accuracy and confidence, over bins weighted by their rows.
 
     Args:
         probs, labels: as above.
         bins: number of equally wide bins; 15 in most papers, 20 in Ensemble Model Patching.
         drop_at_most: bins with at most this many rows are left out; 5 in Ensemble Model Patching (appendix D.2).
 
-    Reference: Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599, equation 3.
-    Bins are (a, b] as there; torchmetrics uses [a, b) and gives a confidence of exactly 1 a bin of its own, so the two
-    differ only when a confidence sits exactly on a border.
+    Reference: Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599, equation 3. Bins are (a, b] as there;
+    torchmetrics uses [a, b) and a separate bin for a confidence of exactly 1.
 
     >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
     0.25
@@ -182,9 +181,7 @@ def mce(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0)
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
-    """Return the expected calibration error over bins of equally many rows.
-
-    Rows are sorted by confidence and cut into `bins` runs whose sizes differ by at most one. Arguments as in `ece`.
+    """Return the expected calibration error over bins of equally many rows, sorted by confidence. Arguments as in `ece`.
 
     Reference: Nguyen & O'Connor, "Posterior calibration and exploratory analysis for natural language processing
     models", 2015, arXiv:1508.05154.
@@ -198,9 +195,9 @@ _MATRIX = 100  # classes of a confusion matrix and of average precisions, at mos
 def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return recall and precision of each class, and the accuracy of always predicting the most frequent one.
 
-    Keys: counts, recall and precision of each class (None for a class without rows, or never named), balanced_accuracy
-    (the mean recall of classes that have rows), majority (the commonest class) and majority_accuracy, and for up to 100 classes
-    confusion (rows are true classes, columns named ones) and average_precision.
+    Keys: counts, recall and precision of each class (None for a class without rows, or never predicted), balanced_accuracy (the mean recall
+    of classes that have rows), majority (the most frequent class), majority_accuracy, and for up to 100 classes confusion (rows are true
+    classes, columns predicted ones) and average_precision.
 
     >>> found = class_report(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.1, 0.9]]), torch.tensor([0, 0, 1, 1]))
     >>> found["confusion"], found["recall"], found["balanced_accuracy"]
@@ -227,9 +224,9 @@ def class_report(probs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def average_precisions(probs: Tensor, labels: Tensor) -> list[float | None]:
-    """Return the average precision of each class against all others (scikit-learn's), None for a class without rows.
+    """Return the average precision of each class against all others, as in scikit-learn; None for a class without rows.
 
-    Unlike accuracy and AUROC it does not look good only because a class is rare: probabilities that say nothing have its share of the rows.
+    Unlike accuracy and AUROC it is not high merely because a class is rare: constant probabilities get the class's share of the rows.
     """
     from sklearn.metrics import average_precision_score
 

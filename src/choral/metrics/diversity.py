@@ -1,7 +1,6 @@
-"""How different members are from one another: disagreement, divergence, correlation.
+"""Diversity of members: disagreement, divergence, correlation.
 
-Each measure has a matrix form (member, member) and a scalar form, the mean over ordered pairs of different members
-(0 for a single member).
+Each measure has a matrix form (member, member) and a scalar form, the mean over pairs of different members (0 for a single member).
 """
 
 from collections.abc import Sequence
@@ -15,11 +14,11 @@ from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_probs, row
 
 
 def pair_matrices(member_probs: Tensor) -> dict[str, Tensor]:
-    """Return the (member, member) matrices `disagreement`, `pairwise_kl` and `member_correlation`, from sums over blocks of rows.
+    """Return the (member, member) matrices `disagreement`, `pairwise_kl` and `member_correlation`, computed in blocks of rows.
 
-    `disagreement` is the share of rows on which two members name different classes, `pairwise_kl` the mean over rows of
-    KL(row member || column member) in nats, with probabilities of the second raised to `PROB_FLOOR`, and `member_correlation` Pearson's
-    correlation of probabilities over rows and classes.
+    `disagreement` is the share of rows on which two members predict different classes, `pairwise_kl` the mean over rows of KL(row member ||
+    column member) in nats, with probabilities of the second raised to `PROB_FLOOR`, and `member_correlation` Pearson's correlation of
+    probabilities over rows and classes.
 
     Shapes: member_probs (member, batch, class).
     """
@@ -62,14 +61,14 @@ def mean_of_pairs(matrix: Tensor) -> float:
 
 
 def average_draws(values: Tensor, learners: Sequence[int], *, weights: Tensor | None = None) -> Tensor:
-    """Return the mean of each member over its draws; diversity is measured between these, not between single draws.
+    """Return the mean of each member over its draws, between which diversity is measured.
 
     Args:
-        values: (draw, ...), of all learners.
-        learners: the learner of each draw; rows of the result are in the order in which learners first appear.
-        weights: (draw,) for the means, uniform by default.
+        values: values of all draws (draw, ...).
+        learners: the member of each draw; members are returned in order of first appearance.
+        weights: weights of draws (draw,), uniform by default.
 
-    Shapes: (draw, ...) -> (learner, ...).
+    Shapes: (draw, ...) -> (member, ...).
 
     >>> average_draws(torch.tensor([[0.0], [2.0], [5.0]]), [4, 4, 1]).tolist()
     [[1.0], [5.0]]

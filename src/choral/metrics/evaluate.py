@@ -1,4 +1,4 @@
-"""Every scalar of one evaluation, under stable names; and results over corruptions, relative to a baseline."""
+"""All scalar scores of an evaluation, under stable names; and scores over corruptions, relative to a baseline."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,12 +21,11 @@ def evaluate_classification(
     weights: Tensor | None = None,
     pairs: bool = True,
 ) -> dict[str, float]:
-    """Return every classification measure of an ensemble.
+    """Return all classification scores of an ensemble.
 
-    Of the members' average: `accuracy`, `nll`, `brier`, `ece`, `mce`, `adaptive_ece`, and the row means `entropy`,
-    `expected_entropy`, `mutual_information`, `variation_ratio`. Of members alone, averaged: `member_accuracy`,
-    `member_nll`. Of pairs: `disagreement`, `pairwise_kl`, `member_correlation`. Rows are worked through in blocks, so
-    the memory needed beyond the arguments does not grow with them.
+    For the average of members: `accuracy`, `nll`, `brier`, `ece`, `mce`, `adaptive_ece`, and the row means `entropy`, `expected_entropy`,
+    `mutual_information`, `variation_ratio`. For members, averaged: `member_accuracy`, `member_nll`. For pairs: `disagreement`,
+    `pairwise_kl`, `member_correlation`. Rows are processed in blocks, so memory does not grow with them.
 
     Args:
         member_probs: (member, batch, class).
@@ -34,7 +33,7 @@ def evaluate_classification(
         bins: bins of the calibration errors.
         drop_at_most: bins with at most this many rows do not count for `mce`.
         weights: (member,) for the average of members, uniform by default.
-        pairs: also the pairwise measures, whose cost grows with members².
+        pairs: also compute pairwise scores, whose cost grows with members².
 
     >>> result = evaluate_classification(torch.tensor([[[0.9, 0.1]], [[0.7, 0.3]]]), torch.tensor([0]))
     >>> round(result["nll"], 4), result["disagreement"]
@@ -83,13 +82,12 @@ Errors = Mapping[str, Sequence[float]]
 
 
 def corrupted_means(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Return the mean of every measure over corruptions and severities, each name with a c in front.
+    """Return the mean of every score over corruptions and severities, with the prefix `c_`.
 
-    Every (corruption, severity) pair weighs the same: `c_accuracy`, `c_nll`, `c_ece`, ... are the papers' cAcc, cNLL,
-    cECE.
+    Every (corruption, severity) pair has equal weight: `c_accuracy`, `c_nll`, `c_ece`, ... are the papers' cAcc, cNLL, cECE.
 
     Args:
-        results: corruption -> one dict of measures for each severity, as `evaluate_classification` returns them.
+        results: corruption -> one dict of scores for each severity, as from `evaluate_classification`.
 
     >>> corrupted_means({"fog": [{"nll": 0.75}, {"nll": 0.25}], "snow": [{"nll": 1.0}, {"nll": 0.5}]})
     {'c_nll': 0.625}

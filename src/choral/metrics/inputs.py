@@ -1,4 +1,4 @@
-"""Checks shared by the metrics: what was given is what its name says, as float64, or a clear error.
+"""Checks shared by the metrics.
 
 Every metric works in float64 and outside the autograd graph; single precision would lose the sixth digit of a sum over
 50,000 rows.

@@ -1,9 +1,8 @@
 """Scores of Gaussian and Gaussian-mixture predictions: RMSE, NLL, CRPS, intervals and their coverage.
 
-`means` and `variances` are (member, batch, ...), `targets`, `lower` and `upper` (batch, ...), `weights` of members
-(member,), uniform by default. An ensemble's prediction for one target is the mixture sum_m w_m N(mean_m, variance_m). All functions treat every
-entry after the batch axis as a target of its own and average over all of them. A member without a variance
-(variance 0) is a point; CRPS allows it, a likelihood does not.
+`means` and `variances` are (member, batch, ...), `targets`, `lower` and `upper` (batch, ...), `weights` of members (member,), uniform by
+default. The prediction for a target is the mixture sum_m w_m N(mean_m, variance_m). Every entry after the batch axis is a separate
+target, and scores are averages over all of them. A variance of 0 is a point prediction; CRPS allows it, a likelihood does not.
 """
 
 import math

@@ -1,12 +1,12 @@
-"""How uncertain each prediction is: total, aleatoric (noise) and epistemic (members differ); and out-of-distribution detection.
+"""Uncertainty of predictions: total, aleatoric (noise) and epistemic (disagreement); and out-of-distribution detection.
 
 Classification: H(mean of members) = mean of H(member) + mutual information. Regression, by the law of total variance:
 variance of the mixture = mean of the members' variances + variance of the members' means.
 
 Members' probabilities and logits are (member, batch, class), their `weights` (member,), uniform by default; results are (batch,).
 
-`scores_in` (batch,) are of rows like the training data, `scores_out` (other batch,) of rows from elsewhere; scores are higher for stranger rows. Where a measure
-depends on which set counts as positive, the name says so: `out` (finding strangers) or `in` (recognizing friends).
+`scores_in` (batch,) are scores of in-distribution rows, `scores_out` (other batch,) of out-of-distribution rows, for which they should be
+higher. If a measure depends on which set is positive, its name ends in `out` or `in`.
 """
 
 from typing import Literal
@@ -108,11 +108,11 @@ def ood_scores(
 ) -> dict[str, Tensor]:
     """Return every score of each row by name, higher for rows less like the training data.
 
-    `max_probability`, `entropy`, `mutual_information`, `variation_ratio`, and `max_logit` when logits are given.
+    `max_probability`, `entropy`, `mutual_information`, `variation_ratio`, and `max_logit` if logits are given.
 
     Args:
         member_probs, weights: as above.
-        member_logits: probabilities do not determine logits, so they must be given.
+        member_logits: logits, which probabilities do not determine.
 
     Reference: appendix E of Packed-Ensembles (arXiv:2210.09184).
     """
@@ -130,7 +130,7 @@ def ood_scores(
 
 
 def _labeled(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels and scores as scikit-learn takes them, turned so that the positive set should score higher."""
+    """Return labels and scores for scikit-learn, with signs so that the positive set should score higher."""
     sets = [checked_finite(scores_in, "scores_in"), checked_finite(scores_out, "scores_out")]
     for name, scores in zip(("scores_in", "scores_out"), sets):
         if scores.ndim != 1 or not len(scores):
@@ -141,9 +141,9 @@ def _labeled(scores_in: Tensor, scores_out: Tensor, positive: Side) -> tuple[np.
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
-    """Return the probability that an out-of-distribution row scores above an in-distribution one (ties count half): the area under the ROC curve.
+    """Return the area under the ROC curve: the probability that an out-of-distribution row scores above an in-distribution one.
 
-    It is the same whichever set counts as positive.
+    Ties count half. It does not depend on which set is positive.
 
     >>> auroc(torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9]))
     0.75
@@ -158,7 +158,7 @@ def aupr(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out") -> fl
 
     Args:
         scores_in, scores_out: as above.
-        positive: the set to be found; "out" looks for high scores, "in" for low ones.
+        positive: the positive set; "out" looks for high scores, "in" for low ones.
     """
     from sklearn.metrics import average_precision_score
 
@@ -172,7 +172,7 @@ def fpr95(scores_in: Tensor, scores_out: Tensor, *, positive: Side = "out", reca
 
     Args:
         scores_in, scores_out: as above.
-        positive: "out" (flag strangers; torch-uncertainty's convention) or "in" (accept friends; ODIN's and OpenOOD's).
+        positive: "out" (torch-uncertainty's convention) or "in" (ODIN's and OpenOOD's).
         recall: share of positives to find, in (0, 1].
 
     >>> fpr95(torch.tensor([0.1, 0.2, 0.8, 0.3]), torch.tensor([0.7, 0.9]))
@@ -198,5 +198,5 @@ def evaluate_scores(scores_in: Tensor, scores_out: Tensor) -> dict[str, float]:
 
 
 def evaluate_ood(scores_in: dict[str, Tensor], scores_out: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Return `evaluate_scores` of every score by name, from `ood_scores` of the in-distribution and the out-of-distribution rows."""
+    """Return `evaluate_scores` for each of the `ood_scores` of in-distribution and out-of-distribution rows."""
     return {name: evaluate_scores(scores_in[name], scores_out[name]) for name in scores_in}

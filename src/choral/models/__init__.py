@@ -1,7 +1,6 @@
-"""Reference networks, and the registry by which saved ensembles rebuild them.
+"""Networks, and the registry by which saved ensembles rebuild them.
 
-Weights are drawn from torch's global generator while a network is built: two builds under the same
-`torch.manual_seed` are equal.
+Weights are drawn from torch's global generator: two builds under the same `torch.manual_seed` are equal.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,10 +29,10 @@ __all__ = [
 
 
 def rebuild(spec: Mapping[str, Any]) -> nn.Module:
-    """Return a new network from the description that `spec_of` gave of another: same names and shapes, newly drawn weights.
+    """Return a new network from a description by `spec_of`: same names and shapes, newly drawn weights.
 
-    Only builders in `MODELS` are called and nothing is imported, so a description may come from a file. To add a network of your
-    own, decorate its builder with `@zoo` and enter it in `MODELS` under its name.
+    Only builders in `MODELS` are called and nothing is imported, so a description may come from a file. To add a network of your own,
+    decorate its builder with `@zoo` and add it to `MODELS` under its name.
 
     >>> spec_of(rebuild({"name": "mlp", "arguments": {"inputs": 8, "outputs": 1, "hidden": [50, 50]}}))["name"]
     'mlp'

@@ -51,7 +51,7 @@ def add_hidden(
     norm: Callable[[int], nn.Module] | None = None,
     dropout: float = 0.0,
 ) -> int:
-    """Add hidden layers behind `width` units, numbered from 1; return the units of the last."""
+    """Append hidden layers after `width` units, numbered from 1; return the width of the last."""
     for i, units in enumerate(hidden, start=1):
         layers[f"linear{i}"] = nn.Linear(width, units)
         if norm is not None:

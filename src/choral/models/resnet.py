@@ -34,10 +34,10 @@ class _Parts:
 
 
 class Block(nn.Module):
-    """Convolutions, each with its normalization, and a shortcut: the identity, or a normalized 1x1 projection where the shape changes.
+    """Convolutions, each with its normalization, and a shortcut: the identity, or a normalized 1x1 projection if the shape changes.
 
     Args:
-        inputs: channels that it reads.
+        inputs: number of input channels.
         convolutions: outputs, kernel, stride and groups of each convolution.
         parts: see `_Parts`.
     """
@@ -73,7 +73,6 @@ class Block(nn.Module):
 def _stages(
     block: Callable[[int, int, int], nn.Module], inputs: int, lengths: Sequence[int], widths: Sequence[int]
 ) -> Layers:
-    """Return the stages, named layer1, layer2 and so on: the first of stride 1, the others of stride 2."""
     layers: Layers = OrderedDict()
     for i, (length, width) in enumerate(zip(lengths, widths), start=1):
         stage = nn.Sequential()
@@ -85,7 +84,6 @@ def _stages(
 
 
 def _ending(inputs: int, classes: int) -> Layers:
-    """Return pooling and a linear layer."""
     return OrderedDict(avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(inputs, classes))
 
 
@@ -100,7 +98,6 @@ def _resnet(
     stem: Stem = "cifar",
     stem_width: int | None = None,
 ) -> nn.Sequential:
-    """Chain a stem, stages whose width doubles, pooling and a linear layer."""
     large, first = stem == "imagenet", stem_width or width
     kernel, stride = (7, 2) if large else (3, 1)
     conv = nn.Conv2d(channels, first, kernel, stride, kernel // 2, bias=parts.bias)

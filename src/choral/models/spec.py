@@ -1,7 +1,7 @@
-"""Shared parts of the model zoo: argument checks, network descriptions, activations and initialization.
+"""Shared parts of the networks: argument checks, descriptions, activations and initialization.
 
-`@zoo` checks the arguments of a builder by their annotations and keeps them as JSON types on the network, so that a saved
-ensemble can rebuild it by name.
+`@zoo` checks the arguments of a builder by their annotations and stores them as JSON types on the network, so that a saved ensemble can
+rebuild it by name.
 """
 
 import copy
@@ -66,7 +66,6 @@ _Arguments = ParamSpec("_Arguments")
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return the value in JSON types."""
     match value:
         case None | bool() | str():
             return value

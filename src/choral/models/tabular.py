@@ -34,12 +34,12 @@ def tabular(
         inputs: number of features.
         outputs: number of classes or targets.
         hidden: units of each hidden layer; with `residual` all equal, one for each block.
-        embedding: 'none' for the numbers themselves, 'piecewise' for piecewise-linear bins, 'periodic' for waves of learned frequencies.
+        embedding: 'none' for the numbers themselves, 'piecewise' for piecewise-linear bins, 'periodic' for cosines of learned frequencies.
         edges: for 'piecewise': edges of each feature's bins, from `choral.layers.quantile_edges(x_train)`.
-        embedding_width: width to which a linear map of its own embeds each feature; 0 passes bins or waves to the first layer.
-        embed_all: for 'piecewise' with a width: whether features without bins (of at most two values) are embedded too.
-        frequencies: for 'periodic': waves of each feature.
-        frequency_scale: for 'periodic': standard deviation of the first frequencies.
+        embedding_width: width of a separate linear embedding of each feature; 0 passes bins or cosines to the first layer.
+        embed_all: for 'piecewise' with a width: also embed features without bins (of at most two values).
+        frequencies: for 'periodic': number of frequencies of each feature.
+        frequency_scale: for 'periodic': standard deviation of the initial frequencies.
         residual: whether hidden layers are residual blocks (LayerNorm, linear, ReLU, linear) after a linear map.
         dropout: rate after every activation.
         skippable: whether hidden layers after the first can be skipped (`choral.layers.features.Skippable`), so that networks of

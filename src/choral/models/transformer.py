@@ -93,7 +93,7 @@ def vit(
         depth: number of encoder blocks.
         heads: attention heads of each block.
         hidden: units between the two linear layers of a block.
-        dropout: rate on the hidden units and on what each half of a block adds; attention weights have none.
+        dropout: rate on hidden units and on the output of each half of a block; not on attention weights.
 
     Shapes: (batch, channels, side, side) -> (batch, classes).
 
@@ -108,7 +108,7 @@ def vit(
 
 
 class TextTransformer(nn.Module):
-    """Token and position embeddings, encoder blocks, the mean over the tokens that are there, a linear layer."""
+    """Token and position embeddings, encoder blocks, the mean over tokens without padding, a linear layer."""
 
     def __init__(self, blocks: list[EncoderBlock], vocabulary: int, length: int, width: int, classes: int):
         super().__init__()
@@ -143,12 +143,12 @@ def transformer(
 ) -> nn.Module:
     """Return a small transformer encoder that classifies texts.
 
-    Token 0 is padding: it is not attended to and changes nothing, wherever it stands after the first place.
+    Token 0 is padding and is not attended to; the first token of a row must not be padding.
 
     Args:
         vocabulary: number of tokens with the padding; inputs are integers from 0 to vocabulary - 1.
         classes: number of classes.
-        length: the longest text, in tokens.
+        length: largest number of tokens of a text.
         width, depth, heads, hidden, dropout: as in `vit`.
 
     Shapes: (batch, token) integers -> (batch, classes).
