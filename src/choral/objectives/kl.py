@@ -1,10 +1,9 @@
-"""Gaussian posteriors and node gates by parameter name, and closed-form KL divergences from the priors.
+"""KL divergences of Gaussian posteriors and node gates from their priors, in closed form.
 
-A Gaussian posterior over a tensor X is the pair of parameters `X_mean` and `X_rho`, with standard deviation
-softplus(rho). A node gate is a parameter `gate_logit` (inclusion probability gamma = sigmoid(gate_logit)) next to a
-buffer `frozen_gate`: -1 where the gate is still drawn, 0 or 1 where it is fixed. Layers create these names,
-penalties and the functions below find them again; all of them are pure functions of one member's dicts. The penalties are
-sums over parameters, as the convention in `penalties.py` asks: the loss gets KL / N.
+A Gaussian posterior of a tensor X is the pair of parameters `X_mean` and `X_rho`, with standard deviation softplus(rho). A node gate is a
+parameter `gate_logit` (inclusion probability gamma = sigmoid(gate_logit)) and a buffer `frozen_gate`: -1 for a drawn gate, 0 or 1 for a
+fixed one. Layers create these names; penalties and the functions below find them in one member's dicts. The penalties are sums over
+parameters, as explained in `penalties.py`: the loss gets KL / N.
 """
 
 import math
@@ -47,7 +46,7 @@ def rho_of(std: float) -> float:
 
 
 def posteriors(params: Params) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield (name without suffix, mean, rho) for every Gaussian posterior in the dict.
+    """Yield (name without suffix, mean, rho) of every Gaussian posterior in the dict.
 
     >>> w = torch.zeros(2)
     >>> [name for name, _, _ in posteriors({"fc.weight_mean": w, "fc.weight_rho": w, "norm.running_mean": w})]
@@ -61,7 +60,7 @@ def posteriors(params: Params) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def layer_of(name: str) -> str:
-    """Return the name of the layer that owns a parameter, with its dot; empty for the network itself.
+    """Return the name of the layer of a parameter, with its dot; empty for the network itself.
 
     >>> layer_of("block.0.conv.weight"), layer_of("weight")
     ('block.0.conv.', '')
@@ -77,16 +76,16 @@ def freeze_gates(
     kl: FrozenKL = "certain",
     generator: torch.Generator | None = None,
 ) -> tuple[Params, Params]:
-    """Return parameters and buffers in which every node gate is fixed to 0 or 1; the buffer `frozen_gate` takes the value.
+    """Return parameters and buffers with every node gate fixed to 0 or 1 in the buffer `frozen_gate`.
 
-    Gates that are frozen already stay as they are.
+    Gates that are frozen already are not changed.
 
     Args:
         params: one member's parameters.
         buffers: the same member's buffers.
         rule: "draw" draws each gate from Bernoulli(gamma) (the authors' code), "threshold" keeps gamma > 0.5.
-        kl: "certain" sets the logit to gamma 0 or 1, so that the spike-and-slab KL counts kept nodes fully, removed nodes not
-            at all, and moves no gate; "gamma" leaves it, so that the KL of a node keeps the weight gamma (the authors' code).
+        kl: "certain" sets gamma to 0 or 1, so that the spike-and-slab KL counts kept nodes fully, removed nodes not at all, and moves no
+            gate; "gamma" keeps gamma as the weight of the node's KL (the authors' code).
         generator: a CPU generator, needed by "draw".
     """
     params, buffers = dict(params), dict(buffers)
@@ -146,9 +145,9 @@ _Posterior = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _divergences(found: list[_Posterior], **prior: float) -> list[Tensor]:
-    """Return terms whose sum is the divergence of all posteriors from the prior, each node's times its gate.
+    """Return terms whose sum is the KL of all posteriors from the prior, each node's times its gate.
 
-    Small posteriors are laid end to end, so that one operation serves many layers.
+    Small posteriors are concatenated, so that one operation serves many layers.
     """
     terms = []
     for gated in (False, True):
@@ -211,9 +210,9 @@ class GaussianKL(_KL):
     """KL from every factorized Gaussian posterior (`X_mean`, `X_rho`) to N(prior_mean, prior_std^2).
 
     Args:
-        prior_mean, prior_std: of the prior; 0 and 0.2 for weights, 1 and 0.1 for rank-one factors.
+        prior_mean, prior_std: mean and standard deviation of the prior; 0 and 0.2 for weights, 1 and 0.1 for rank-one factors.
         weight: factor of the KL, 0 or more; 1 is the ELBO, less tempers the posterior.
-        anneal: share of the training phase over which that factor rises linearly from 0; 0 is at once.
+        anneal: share of the training phase over which that factor rises linearly from 0; 0 starts at the full factor.
 
     Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424, Eq. 1, in closed form;
         for rank-one factors Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020,

@@ -1,18 +1,18 @@
 """Penalties on parameters (L2, anchored), and the objective that adds them to the likelihood.
 
-The convention, said once for the whole library. N is the number of training points. One member's loss on a batch is
+The convention for the whole library: N is the number of training rows. One member's loss on a batch is
 
     mean over the batch of the negative log likelihood  +  penalty / N
 
-where the penalty is a *sum* over parameters (a negative log prior, a KL). So the expected loss of any batch size is
-1/N of the negative log posterior (or negative ELBO) of the full data. Where members share a network, each parameter gets the
-gradient of the mean likelihood of the members that use it: a member's own tensors that which they would get alone, tensors
-of all members the average. Members that coincide then train exactly as the plain network does at the same rate. The penalty is
-added once for every parameter. The loss that is shown is the mean over members, penalty included.
+where the penalty is a *sum* over parameters (a negative log prior, a KL). So the expected loss for any batch size is 1/N of the negative log
+posterior (or negative ELBO) of the full data. If members share a network, each parameter gets the gradient of the mean likelihood of the
+members that use it: a member's own tensors the gradient that they would get alone, tensors of all members the average. Members that
+coincide then train exactly as the plain network does at the same learning rate. The penalty is added once for every parameter. The
+displayed loss is the mean over members, penalty included.
 
-Scaled priors: the more inputs a unit sums, the smaller their weights. With one standard deviation for every parameter a function
-drawn from the prior grows with each layer by that deviation times the root of its width: 0.45 in a layer of 256 units is a factor of 7.
-Divided by the root of the inputs, the prior's functions stay of one size whatever the widths.
+Scaled priors: the more inputs a unit sums, the smaller their weights. With one standard deviation for all parameters, a function drawn from
+the prior grows with each layer by that standard deviation times the root of its width: 0.45 in a layer of 256 units is a factor of 7.
+Divided by the root of the inputs, the prior's functions keep their size for all widths.
 
 Reference: Neal, "Bayesian Learning for Neural Networks", 1996, section 2.1; Pearce et al., 2020, arXiv:1810.05546, section 4. Patched layers:
 Chang et al., "Ensemble Model Patching", 2019, arXiv:1905.09453, equations 2 and 6.
@@ -37,8 +37,7 @@ from choral.objectives.likelihoods import Likelihood
 class Penalty(Value, ABC):
     """A sum over parameters that is added to the summed negative log likelihood.
 
-    `slots`, a fact of the class, names the state slots it reads (an anchor, for example); the plan is checked for them before it
-    runs.
+    The class attribute `slots` names the state slots it reads (an anchor, for example), which the plan must provide.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
@@ -54,8 +53,8 @@ class Penalty(Value, ABC):
 
         Args:
             params: the joint network's parameters.
-            slots: the declared slots, each a dict with the same names as the parameters it concerns.
-            progress: how far the running training phase is, from 0 to 1.
+            slots: the declared slots, each a dict with names of parameters.
+            progress: progress of the training phase, from 0 to 1.
         """
 
 
@@ -63,14 +62,14 @@ class Penalty(Value, ABC):
 class L2(Penalty):
     """Half the precision times the squared norm: the negative log density of N(0, 1 / precision) up to a constant.
 
-    The components of a patched layer count by their probabilities, uniform or softmax(mixing): sum over k of p_k / 2 ||M_k||^2 times the
+    Components of a patched layer are weighted by their probabilities, uniform or softmax(mixing): sum over k of p_k / 2 ||M_k||^2 times the
     precision approximates the KL of a patched network to that prior (Chang et al., equation 6).
 
     Args:
         precision: inverse prior variance (not weight decay: decay = precision / N).
         bias_precision: that of biases and shifts; `precision` if None.
-        include: patterns of the parameters it concerns; all by default.
-        exclude: patterns of parameters it leaves alone.
+        include: name patterns of the parameters; all by default.
+        exclude: name patterns of parameters to leave out.
 
     >>> L2(precision=2.0)({"norm.patches.weight": torch.ones(5, 3)}, {}, 0.0)
     tensor(3.)
@@ -110,8 +109,8 @@ class Objective(Value):
     """What one training step minimizes: likelihood + penalties / N.
 
     Args:
-        likelihood: what the outputs mean; None is decided from the data.
-        penalties: sums over parameters, divided by the number of training points.
+        likelihood: the meaning of the outputs; None infers it from the data.
+        penalties: sums over parameters, divided by the number of training rows.
     """
 
     likelihood: Likelihood | None = None
@@ -119,7 +118,7 @@ class Objective(Value):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """All state slots the penalties read."""
+        """All state slots that the penalties read."""
         return tuple(dict.fromkeys(s for p in self.penalties for s in p.slots))
 
     def penalty(self, params: Params, slots: Slots, progress: float, points: float) -> Tensor:
@@ -138,12 +137,12 @@ def scale(shape: Sequence[int]) -> float:
 
 
 def in_parameters(units: Params) -> Params:
-    """Return tensors in the units of the parameters, from tensors in units of `scale`."""
+    """Return tensors in the units of the parameters, from units of `scale`."""
     return {name: value * scale(value.shape) for name, value in units.items()}
 
 
 def in_units(params: Params) -> Params:
-    """Return tensors in units of `scale`, from tensors in the units of the parameters."""
+    """Return tensors in units of `scale`, from the units of the parameters."""
     return {name: value / scale(value.shape) for name, value in params.items()}
 
 
@@ -153,11 +152,11 @@ class Anchored(Penalty):
 
     With anchors drawn from the prior N(0, prior_std^2), the minima of likelihood + penalty spread around the posterior.
     For linear regression with prior precision P and posterior precision A, their mean is the posterior's and their
-    covariance is A^-1 P A^-1: too narrow along directions the data decide. It becomes exactly A^-1 once every member
-    also sees its own targets, y + noise of the likelihood. Only the parameters named in the slot `anchor` are pulled.
+    covariance is A^-1 P A^-1: too narrow along directions determined by the data. It becomes exactly A^-1 if every member
+    also has its own targets, y + noise of the likelihood. Only the parameters named in the slot `anchor` are regularized.
 
     Args:
-        prior_std: the standard deviation of the Gaussian prior, above 0.
+        prior_std: standard deviation of the Gaussian prior, above 0.
         scaled: divide it by the root of a weight's inputs (`choral.objectives.penalties.scale`).
 
     Reference: Pearce et al., "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", 2020,

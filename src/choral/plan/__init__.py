@@ -1,4 +1,4 @@
-"""Plans: what happens to the weights, in what order."""
+"""Plans: the phases of training, in order."""
 
 from choral.base.values import offered
 from choral.plan.bayes import (

@@ -1,8 +1,8 @@
-"""Bayesian operators: anchors and their walks, perturbed posteriors, frozen gates and what becomes of closed ones.
+"""Bayesian operators: anchors and their walks, perturbed posteriors, frozen gates and their removal.
 
-A walk has two pure functions: `start` draws the first anchor, `step` moves it a little. All it needs to continue is a pair
-of flat dicts, the anchor and the memory, so a chain can be stored and resumed. Short steps keep the next training short;
-a walk that keeps its direction still spans the prior.
+A walk has two pure functions: `start` draws the first anchor, `step` moves it a little. Its whole state is a pair of flat dicts, the anchor
+and the memory, so a chain can be stored and resumed. Short steps keep the next training short; a walk that keeps its direction still
+spans the prior.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ Proposal = tuple[Tensor, Tensor]
 class Walk(Value, ABC):
     """A Markov chain over anchors that leaves N(0, prior_std^2) invariant for every scalar.
 
-    `directed` walks remember a direction of ±1 for every scalar; the others have an empty memory.
+    `directed` walks store a direction of ±1 for every scalar; the memory of others is empty.
     """
 
     directed: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class Walk(Value, ABC):
         """Return the first anchor, drawn from the prior, and the chain's memory.
 
         Args:
-            params: tensors that give names, shapes, dtypes and devices; their values are not read.
+            params: tensors for names, shapes, dtypes and devices; their values are not used.
             prior_std: standard deviation of the prior, above 0.
             generator: a CPU generator.
         """
@@ -49,7 +49,7 @@ class Walk(Value, ABC):
 
     @abstractmethod
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
-        """Return the next anchor and memory; the given dicts are not changed."""
+        """Return the next anchor and memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class _Metropolis(Walk, ABC):
 
     @abstractmethod
     def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
-        """Return where each scalar may move by standard normal noise, and by how much its energy would rise."""
+        """Return a proposal for each scalar from standard normal noise, and the change of its energy."""
 
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
-        """Return the next anchor, and the directions: those of rejected moves turn."""
+        """Return the next anchor, and the directions, of which those of rejected proposals turn."""
         moved, directions = {}, {}
         for name, theta in anchor.items():
             proposal, rise = self.propose(theta, _normal(theta, generator), memory.get(name, 1.0), prior_std)
@@ -194,10 +194,10 @@ TARGETS = "targets"
 
 @dataclass(frozen=True, kw_only=True)
 class _Walking(Operator, ABC):
-    """Operators that draw something from a prior, or move it there by one step of a walk.
+    """Operators that draw tensors from a prior, or move them by one step of a walk.
 
     Args:
-        walk: how anchors move; its memory is kept next to the anchor.
+        walk: how anchors move; its memory is stored next to the anchor.
         prior_std: standard deviation of the Gaussian prior on every parameter.
         scaled: divide it, and the steps of the walk, by the root of a weight's inputs (`choral.objectives.penalties.scale`).
     """
@@ -221,7 +221,7 @@ class _Walking(Operator, ABC):
     def _walked(
         self, state: State, like: Params, generator: torch.Generator, convert: Callable[[Params], Params]
     ) -> State:
-        """Return the state with the next of the chain: its start, shaped as `like`, or a step from `like`."""
+        """Return the state with the next element of the chain: its start, shaped as `like`, or a step from `like`."""
         if self.draws:
             held, memory = self.walk.start(like, self.prior_std, generator)
         else:
@@ -231,7 +231,7 @@ class _Walking(Operator, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnchor(_Walking):
-    """Move the anchor by one step of the walk, which leaves the prior as it is.
+    """Move the anchor by one step of the walk, which leaves the prior invariant.
 
     Reference: Delaunoy & Louppe, 2021, arXiv:2201.00649, Algorithms 2 and 3.
     """
@@ -254,7 +254,7 @@ class DrawAnchor(StepAnchor):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTargetShift(_Walking):
-    """Move the noise on the targets by one step of the walk, as far relative to its size as the anchor moves."""
+    """Move the noise on the targets by one step of the walk, relative to its size as far as the anchor."""
 
     names: ClassVar[tuple[str, str]] = (SHIFT, "target_direction")
 
@@ -271,10 +271,10 @@ class StepTargetShift(_Walking):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawTargetShift(StepTargetShift):
-    """Draw likelihood noise to be added to this member's training targets.
+    """Draw likelihood noise to add to this member's training targets.
 
-    With it the minima of an anchored loss around a linear model follow its posterior exactly; without it they are too
-    narrow (see `choral.objectives.penalties`). The likelihood must be Gaussian with a known precision.
+    With it, the minima of an anchored loss for a linear model follow its posterior exactly; without it they are too narrow (see
+    `choral.objectives.penalties`). The likelihood must be Gaussian with a known precision.
 
     Reference: Pearce et al., "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", 2020,
         arXiv:1810.05546, section 3; the noise on targets is that of randomize-then-optimize.
@@ -289,7 +289,7 @@ def _scaled(tensors: Params, factor: float) -> Params:
 
 @dataclass(frozen=True, kw_only=True)
 class Perturb(Operator):
-    """Move every posterior mean by plus or minus `factor` of its standard deviations, a fair coin for each.
+    """Move every posterior mean by plus or minus `factor` standard deviations, with a fair coin for each.
 
     Args:
         factor: the perturbation factor (rho in the paper).
@@ -341,10 +341,10 @@ class FreezeGates(Operator):
     """Fix every node gate to open or closed.
 
     Args:
-        rule: 'draw' draws each gate from its inclusion probability (the authors' code), 'threshold' keeps nodes whose
-            probability is above one half.
-        kl: weight of a kept node's KL from then on: 1 ('certain'), or its inclusion probability ('gamma', the authors' code),
-            for which later trainings must leave the logits alone.
+        rule: 'draw' draws each gate from its inclusion probability (the authors' code), 'threshold' keeps nodes whose probability is above
+            one half.
+        kl: weight of a kept node's KL from then on: 1 ('certain'), or its inclusion probability ('gamma', the authors' code), for which
+            later phases must not train the logits.
     """
 
     rule: Literal["draw", "threshold"] = "draw"
@@ -360,12 +360,12 @@ class FreezeGates(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class CompactGates(Operator):
-    """Make nodes with closed gates disappear: smaller tensors, so that training on really is cheaper.
+    """Remove nodes with closed gates, so that tensors are smaller and further training is cheaper.
 
-    A closed node gives zero, but normalization behind it still emits a constant: its shift. The bias of the next layer
-    takes that over. Where it cannot (zero-padding, no bias), one closed node of the layer stays and carries the constants
-    of all: the posteriors of its outgoing weights become those of the weighted sum. Outputs stay the same, in evaluation
-    mode and at the means. Nodes that cannot go (summed with living ones, for example) stay behind their closed gates.
+    A closed node gives zero, but normalization after it still emits a constant: its shift. The bias of the next layer takes it over. If it
+    cannot (zero-padding, no bias), one closed node of the layer stays and carries the constants of all: the posteriors of its outgoing
+    weights become those of the weighted sum. Outputs do not change, in evaluation mode and at the means. Nodes that cannot be removed
+    (summed with open ones, for example) stay, with closed gates.
     """
 
     def apply(self, state: State, context: Context) -> State:
@@ -388,10 +388,10 @@ class CompactGates(Operator):
 
 
 def take_over(params: Params, folds: Iterable[Fold]) -> Params:
-    """Return parameters whose posteriors hold what was folded into them.
+    """Return parameters with the constants of removed nodes folded into their posteriors.
 
-    A sum of independent Gaussians is Gaussian: means add up with the constants, variances with their squares. Weights
-    without a posterior add up as they are.
+    A sum of independent Gaussians is Gaussian: means add up with the constants, variances with their squares. Weights without a posterior
+    are added directly.
     """
     changed = dict(params)
     for fold in folds:
@@ -410,7 +410,7 @@ def take_over(params: Params, folds: Iterable[Fold]) -> Params:
 
 
 def _sliced_memory(memory: Params, form: Form) -> Params:
-    """Return what an optimizer remembers of the entries that stay; counts of steps have none."""
+    """Return the optimizer state of the remaining entries."""
     sliced = {}
     for full, value in memory.items():
         name = full.split("/", 1)[1]
@@ -419,10 +419,10 @@ def _sliced_memory(memory: Params, form: Form) -> Params:
 
 
 def variational_form(form: Form, names: list[str]) -> Form:
-    """Return the form of a network with posteriors, from that of its plain twin.
+    """Return the form of a network with posteriors from that of its plain network.
 
-    Means and rhos are cut as the tensor they stand for, gates as the rows of their layer, and the statistics of a
-    normalization layer inside its Gaussian one.
+    Means and rhos are cut as their tensor, gates as the rows of their layer, and the statistics of a normalization layer inside its
+    Gaussian one.
 
     Args:
         form: the plain network's.

@@ -1,4 +1,4 @@
-"""Check a plan whole before its first step: every problem found, in one message."""
+"""Checks of a plan before its first step; all errors are in one message."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _WEIGHTS = "weights"
 
 
 def problems(plan: Phase, *, penalty_slots: tuple[str, ...] = ()) -> list[str]:
-    """Return what is wrong with a plan, each with its place; an empty list if nothing is.
+    """Return the errors in a plan, each with its place; an empty list if there are none.
 
     >>> from choral.plan.phases import seq
     >>> problems(seq(Collect()))
@@ -74,7 +74,7 @@ def problems(plan: Phase, *, penalty_slots: tuple[str, ...] = ()) -> list[str]:
 
 
 def _unknown_settings(node: Fork) -> Iterator[str]:
-    """Yield what is wrong with the settings in which branches differ: those that nothing in them knows."""
+    """Yield errors for settings of branches that nothing in them uses."""
     read: set[str] = set()
     walk(node.body, None, Visitor(change=lambda phase, _, __: read.update(phase.reads), rounds=once, branches=first))
     for optimizer in [phase.optimizer for phase in trainings(node.body)[:1]]:

@@ -1,4 +1,4 @@
-"""What a plan costs (epochs, members, steps), and how many steps it needs at least, known before it runs."""
+"""The cost of a plan (epochs, members, steps), and its minimum number of steps, known before it runs."""
 
 from dataclasses import dataclass, replace
 
@@ -12,8 +12,8 @@ class Cost:
 
     Attributes:
         epochs: passes over the training data, summed over all networks trained.
-        networks: times a network is collected (times the structure's members = members).
-        phases: training phases run.
+        networks: number of collected networks (times the structure's members = members).
+        phases: training phases.
     """
 
     epochs: int = 0
@@ -33,7 +33,7 @@ def cost(plan: Phase) -> Cost:
 
 
 def begun(plan: Phase) -> int:
-    """Return how many networks a plan begins: branches that start anew, not rounds that continue.
+    """Return the number of networks that a plan starts: branches that start anew, not rounds that continue.
 
     >>> from choral.plan.operators import Reset
     >>> from choral.plan.phases import Collect, fork, repeat, seq
@@ -50,7 +50,7 @@ def _counted(plan: Phase, visit: str) -> int:
 
 
 def batches_in(points: int, batch_size: int) -> int:
-    """Return the steps of one epoch: the last, smaller batch counts unless it is a single point.
+    """Return the steps of one epoch: the last, smaller batch counts unless it is a single row.
 
     >>> batches_in(257, 128), batches_in(258, 128), batches_in(1, 128)
     (2, 3, 1)
@@ -64,7 +64,7 @@ ENOUGH = 10_000
 
 
 def steps_of(phase: Train, points: int) -> int:
-    """Return the steps of a training phase on so many points.
+    """Return the steps of a training phase on this many rows.
 
     >>> steps_of(Train(epochs=5, batch_size=32), 277)
     45
@@ -73,7 +73,7 @@ def steps_of(phase: Train, points: int) -> int:
 
 
 def short(plan: Phase, points: int) -> list[Train]:
-    """Return the training phases that are shorter than they say they need, each once, in the order they run.
+    """Return the training phases that are shorter than they need to be, each once, in order.
 
     >>> [phase.epochs for phase in short(Train(epochs=5, batch_size=32, least_steps=100), 277)]
     [5]
@@ -82,7 +82,7 @@ def short(plan: Phase, points: int) -> list[Train]:
 
 
 def raised(plan: Phase, points: int) -> Phase:
-    """Return the plan with every training phase at least as long as it needs; phases that take no epoch stay.
+    """Return the plan with every training phase at least as long as necessary; phases without epochs are not changed.
 
     >>> raised(Train(epochs=5, batch_size=32, least_steps=100), 277).epochs
     12
@@ -96,8 +96,8 @@ def raised(plan: Phase, points: int) -> Phase:
 
 
 def enough(plan: Phase, points: int) -> Phase:
-    """Return a plan with as many epochs as so many points need: 10,000 steps in the longest phase, or its own epochs if they are fewer,
-    and in every phase the steps that its method needs.
+    """Return a plan with enough epochs for this many rows: 10,000 steps in the longest phase, or its own epochs if they are fewer, and in every
+    phase the steps that its method needs.
 
     >>> enough(Train(epochs=200, batch_size=128), 50_000).epochs, enough(Train(epochs=200, batch_size=32), 150).epochs
     (26, 200)
@@ -108,7 +108,7 @@ def enough(plan: Phase, points: int) -> Phase:
 
 
 def warning(plan: Phase, points: int) -> str:
-    """Return a sentence if a budget is below what a plan needs on so many points, else nothing.
+    """Return a warning if a budget is too small for a plan on this many rows, else an empty text.
 
     >>> warning(Train(epochs=5, batch_size=32, least_steps=100), 277)
     'the budget is below what the method needs: a training of 5 epochs is 45 steps and should be 100; give epochs=12 or more (budget=12)'

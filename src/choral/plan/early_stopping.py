@@ -1,4 +1,4 @@
-"""Early stopping and selection of members by what is measured on held-out rows during training."""
+"""Early stopping and selection of members by validation scores during training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Measure(Value):
     """A score of predictions.
 
     Args:
-        name: what it is called; without a function, one of the scores of a prediction.
+        name: its name; without a function, one of the scores of a prediction.
         larger_is_better: its direction.
         function: takes a prediction and its targets, returns the score.
 
@@ -36,11 +36,11 @@ class Measure(Value):
     def of(
         given: "str | Measure | Callable[[Predictive, Tensor], float]", *, larger_is_better: bool | None = None
     ) -> "Measure":
-        """Return a measure by its name, or from a function of the user's (prediction, y) -> float.
+        """Return a measure by its name, or from a function (prediction, y) -> float.
 
         Args:
             given: the name or function.
-            larger_is_better: the direction; known for names, and False for functions unless it is said.
+            larger_is_better: the direction; known for names, by default False for functions.
         """
         match given:
             case Measure():
@@ -58,7 +58,7 @@ class Measure(Value):
         )
 
     def __call__(self, prediction: Predictive, targets: Tensor, weights: Tensor | None = None) -> float:
-        """Return the number; by the weights of points (point,) where `weighs` says so."""
+        """Return the score, weighted by rows (row,) if `weighs`."""
         if self.function is not None:
             return float(self.function(prediction, targets))
         if weights is not None:
@@ -76,11 +76,11 @@ class Measure(Value):
         return scores[self.name]
 
     def weighs(self, prediction: Predictive, targets: Tensor) -> bool:
-        """Return whether weights of points count: for scores that are means over points, not for functions and others."""
+        """Return whether weights of rows are used: for scores that are means over rows."""
         return self.function is None and self.name in means_of(prediction.row_scores(targets))
 
     def improves(self, value: float, best: float | None, least: float = 0.0) -> bool:
-        """Return whether a value is better than the best one so far, by more than `least`; NaN never is."""
+        """Return whether a value is better than the best so far by more than `least`; never for NaN."""
         if best is None:
             return value == value
         return value > best + least if self.larger_is_better else value < best - least
@@ -88,17 +88,17 @@ class Measure(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Value):
-    """End a training phase when the validation score no longer improves, and choose the weights that are kept.
+    """Stop a training phase when the validation score no longer improves, and choose the weights to keep.
 
     Args:
-        patience: epochs without improvement after which it ends; None never ends it.
-        restore_best: whether the weights with the best validation score are kept; False keeps the last ones.
-        monitor: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float; None
-            for the task's own score: 'pinball' for quantiles, 'loss' for a loss of your own, 'nll' for all others.
-        by: 'member' ends each network separately; 'ensemble' scores the mean prediction of all that are trained together, and
-            ends them together.
+        patience: epochs without improvement after which training stops; None never stops it.
+        restore_best: keep the weights with the best validation score; False keeps the last ones.
+        monitor: 'nll', 'accuracy', 'rmse', ... (any score of a prediction), a `Measure`, or a function (prediction, y) -> float. By default
+            'pinball' for quantiles, 'loss' for a loss of your own, 'nll' for all others.
+        by: 'member' stops each network separately; 'ensemble' scores the mean prediction of all networks trained together, and stops them
+            together.
         min_delta: smallest change that counts as an improvement.
-        every: epochs between two validations; the last epoch is validated too.
+        every: epochs between two validations; the last epoch is always validated.
 
     >>> EarlyStopping(patience=5, monitor="rmse").monitor
     Measure(name='rmse', larger_is_better=False, function=None)
@@ -124,15 +124,15 @@ SHARE = slot("share")
 
 @dataclass(frozen=True, kw_only=True)
 class Select(Value):
-    """Choose members greedily, with replacement, by the score of held-out points, anew after every epoch of a training phase.
+    """Select members greedily, with replacement, by the score on held-out rows, after every epoch of a training phase.
 
-    Each network stands as it is now and as it was when it was chosen last (when it was best, if it never was). A choice replaces the
-    one before if it predicts the held-out points better. At the end each network is as it was chosen, and the shares of the choice
-    are the members' weights. Without held-out points (`validation=` of `choral.fit`) all members are kept and count alike.
+    Candidates are each network as it is now, and as it was when last selected (or at its best, if it never was). A selection replaces the
+    previous one if it predicts the held-out rows better. At the end each network has its selected weights, and the counts of the selection
+    are the members' weights. Without held-out rows (`validation=` of `choral.fit`) all members are kept with equal weights.
 
     Args:
-        picks: choices, at most; a network may be chosen several times.
-        patience: epochs without a better choice after which all training of the phase ends.
+        picks: largest number of picks; a network may be picked several times.
+        patience: epochs without a better selection after which the phase ends.
 
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, sections 2 and 2.1.
     """

@@ -1,4 +1,4 @@
-"""Operators: starting, bagging, holding out folds, averaging and recalibrating one network's state."""
+"""Operators: starting, bagging, holding out folds, averaging and recalibrating the state of a network."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ _TRIMMED = 0.01  # of the points may be left out of a branch so that all branche
 
 @dataclass(frozen=True, kw_only=True)
 class Reset(Starter):
-    """Build the network again with the seed of this place, so nothing is left over from before."""
+    """Build the network again with the seed of this place in the plan."""
 
     def begin(self, context: Context) -> State:
         return context.fresh()
@@ -31,7 +31,7 @@ class Reset(Starter):
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Starter):
-    """Take the weights of the network the user handed over."""
+    """Use the weights of the network passed to `fit`."""
 
     takes_given: ClassVar[bool] = True
 
@@ -46,11 +46,11 @@ class Start(Starter):
 
 @dataclass(frozen=True, kw_only=True)
 class Bag(Operator):
-    """Restrict training to a random part of the points, drawn for this branch; of its own points, if it has only some.
+    """Restrict training to a random part of the rows, drawn for this branch from the rows it has.
 
     Args:
-        fraction: size of the part relative to all points.
-        replace: draw with replacement (the bootstrap) instead of a subset.
+        fraction: size of the part relative to all rows.
+        replace: draw with replacement (the bootstrap).
     """
 
     limits: ClassVar[Limits] = {
@@ -75,7 +75,7 @@ class Bag(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateMoments(Operator):
-    """Take the current weights into running moments of the trajectory.
+    """Add the current weights to running moments of the trajectory.
 
     After n calls: mean = average of the n weights, square = average of their squares, deviations = the last `rank`
     differences to the running mean. The average of 0, 1, 2 is 1.
@@ -143,14 +143,14 @@ _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 def _settings(module: nn.Module) -> Any:
-    """Return what holds the momentum of a layer's statistics: itself, or the plain layer of one member; None of other layers."""
+    """Return the module with the momentum of a layer's statistics: itself, or the plain layer of one member; None for other layers."""
     held = module if isinstance(module, _NORMS) else getattr(module, "settings", None)
     return held if isinstance(held, _NORMS) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recalibrate(Operator):
-    """Estimate BatchNorm statistics again over the training data, but for layers that the network keeps in evaluation mode in training."""
+    """Estimate BatchNorm statistics again over the training data, except of layers that training keeps in evaluation mode."""
 
     def apply(self, state: State, context: Context) -> State:
         network = context.network(state)
@@ -178,12 +178,12 @@ class Recalibrate(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class RecalibrateDraws(Operator):
-    """Estimate BatchNorm statistics for each pass of prediction, behind layers that are drawn anew in every pass.
+    """Estimate BatchNorm statistics for each pass of prediction, after layers that are drawn anew in every pass.
 
-    Networks without such statistics (`choral.layers.bayesian.patched`) are left alone.
+    Networks without such statistics (`choral.layers.bayesian.patched`) are not changed.
 
     Args:
-        points: training points each pass is estimated on, drawn at random; all of them if there are fewer.
+        points: largest number of random training rows for each pass.
     """
 
     limits: ClassVar[Limits] = {"points": Limit(lambda points: points >= 2, "2 or more")}
@@ -209,14 +209,14 @@ class RecalibrateDraws(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Fold(Operator):
-    """Hold one part of the points out of this branch: branch 0 the first of `folds` parts, branch 1 the second, and so on.
+    """Hold out one fold from this branch: branch 0 the first of `folds`, branch 1 the second, and so on.
 
-    Parts differ by at most one point, unless points of a group must stay together. So that branches can be trained as one stack,
-    those with a point too many leave it out; it is trained on in the other branches.
+    Folds differ by at most one row, unless groups must stay together. So that branches can be trained as one stack, those with an extra row
+    leave it out; other branches are trained on it.
 
     Args:
-        folds: how many parts there are.
-        first: the part that branch 0 holds out.
+        folds: number of folds.
+        first: the fold that branch 0 holds out.
     """
 
     limits: ClassVar[Limits] = {"folds": Limit(lambda folds: folds >= 2, "2 or more")}
@@ -226,7 +226,7 @@ class Fold(Operator):
     foreseen: ClassVar[bool] = True
 
     def number(self, branch: int) -> int:
-        """Return the part that a branch holds out."""
+        """Return the fold that a branch holds out."""
         return (self.first + branch) % self.folds
 
     def apply(self, state: State, context: Context) -> State:
@@ -241,10 +241,10 @@ class Fold(Operator):
 
 
 def in_folds(plan: Phase, folds: int) -> Phase:
-    """Return a plan whose networks each hold out a part of the points.
+    """Return a plan whose networks each hold out a fold.
 
-    Members that are branches of a fork, or of several one after the other, hold out one part each, in turn; any other plan, also of
-    one branch, is run once for each part.
+    Members that are branches of a fork, or of several in sequence, hold out one fold each, in turn; any other plan, also of one branch, is
+    run once for each fold.
 
     >>> in_folds(fork(4, Reset(), Collect()), 2)
     Fork(branches=4, body=Seq(phases=(Reset(), Fold(folds=2, first=0), Collect())), variants=(), space=None)
@@ -266,7 +266,6 @@ def in_folds(plan: Phase, folds: int) -> Phase:
 
 
 def _holding_out(phase: Phase, fold: Fold) -> Phase:
-    """Return a phase with every network's start followed by the part it holds out."""
     match phase:
         case Starter():
             return seq(phase, fold)
@@ -282,7 +281,7 @@ def _holding_out(phase: Phase, fold: Fold) -> Phase:
 
 
 def folds_of(plan: Phase) -> list[int | None]:
-    """Return the part that each collected network holds out, in plan order; None for those that hold out none.
+    """Return the fold that each collected network holds out, in plan order; None for networks without one.
 
     >>> folds_of(in_folds(fork(4, Reset(), Collect()), 2))
     [0, 1, 0, 1]

@@ -1,4 +1,4 @@
-"""Optimizers as frozen values, torch.optim's or the user's own, and the steps they take for one network or a stack.
+"""Optimizers as frozen values, torch.optim's or your own, and their steps for one network or a stack.
 
 The schedule sets the learning rate. Stacked members with different settings are parameter groups of one torch optimizer.
 """
@@ -25,16 +25,14 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Value, ABC):
-    """What updates the weights.
+    """An optimizer.
 
     Args:
         weight_decay: decay of every decayed parameter (coupled for SGD and Adam, decoupled for AdamW).
         decay_vectors: whether parameters with fewer than two axes (biases, norm scales and shifts) decay too.
-        clip: largest gradient norm of one network; None leaves gradients as they are.
-        apart: name patterns; the parameters that fit one of them are clipped by a norm of their own, so that a large
-            gradient there takes nothing from the rest.
-        rates: pairs of a name pattern and a factor, 0 or more: parameters that fit the pattern (the first one that they
-            fit) learn at that many times the rate of the schedule.
+        clip: largest gradient norm of one network; None does not clip.
+        apart: name patterns; parameters that match are clipped by their own norm.
+        rates: pairs of a name pattern and a factor of 0 or more; the first pattern that a parameter matches multiplies its learning rate.
     """
 
     limits: ClassVar[Limits] = {
@@ -60,7 +58,7 @@ class Optimizer(Value, ABC):
 
     @property
     def own_rate(self) -> float | None:
-        """The learning rate that it brings itself, if any."""
+        """The learning rate that it sets itself, if any."""
         return None
 
     @property
@@ -92,9 +90,9 @@ class Optimizer(Value, ABC):
         Args:
             params: leaf tensors by name.
             rate: factor of the schedule's learning rate.
-            stacked: whether the first axis runs over members.
+            stacked: whether the first axis is that of members.
             undecayed: name patterns of parameters without weight decay.
-            led: names of parameters with an axis more, over the members of one joint network.
+            led: names of parameters with an additional axis over the members of one joint network.
         """
         found: dict[str, dict[str, Any]] = {}
         for name, p in params.items():
@@ -109,7 +107,7 @@ class Optimizer(Value, ABC):
         return {}
 
     def _decay(self, vector: bool, spared: bool) -> dict[str, float]:
-        """Return the setting of weight decay; without one, torch's optimizer takes its own."""
+        """Return the setting of weight decay, if there is one."""
         return {"weight_decay": 0.0 if spared or (vector and not self.decay_vectors) else self.weight_decay}
 
     @abstractmethod
@@ -172,13 +170,13 @@ class Muon(Optimizer):
     Reference: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
 
     Args:
-        weight_decay: decoupled, of both parts.
-        matrix_rate: times the rate of the schedule, for matrices.
-        momentum: of matrices.
-        nesterov: whether matrices step by Nesterov's momentum.
-        steps: of the iteration that makes a matrix orthogonal.
+        weight_decay: decoupled weight decay of both parts.
+        matrix_rate: factor of the learning rate for matrices.
+        momentum: momentum of matrices.
+        nesterov: whether matrices use Nesterov's momentum.
+        steps: iterations of the orthogonalization.
         adjust: 'original' multiplies the rate of tall matrices by sqrt(rows / columns), 'match_rms_adamw' all by 0.2 sqrt(longer side).
-        betas, eps: of AdamW.
+        betas, eps: those of AdamW.
     """
 
     weight_decay: float = 0.1
@@ -220,18 +218,17 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adama
 
 @dataclass(frozen=True, kw_only=True)
 class OwnOptimizer(Optimizer):
-    """An optimizer made by a class or factory of the user.
+    """An optimizer made by your own class or factory.
 
-    The rate is the schedule's, set before every step; weight decay is the factory's own, and none for objectives that hold the
-    prior themselves.
+    The schedule sets the rate before every step. Weight decay is the factory's own, and none for objectives that contain the prior.
 
     >>> OwnOptimizer.of(torch.optim.RMSprop).elementwise
     True
 
     Args:
         factory: called with a list of torch's parameter groups.
-        apiece: whether members are trained one at a time, because the update of a number looks at others.
-        own_decay: whether the weight decay is what the factory says, not `weight_decay`.
+        apiece: whether members are trained one at a time, because the update of one entry depends on others.
+        own_decay: whether to use the factory's weight decay instead of `weight_decay`.
     """
 
     factory: Function
@@ -246,11 +243,11 @@ class OwnOptimizer(Optimizer):
 
     @staticmethod
     def of(factory: Callable[..., torch.optim.Optimizer], *, elementwise: bool | None = None) -> "OwnOptimizer":
-        """Return a class or factory as an optimizer; it is tried on one weight first.
+        """Return a class or factory as an optimizer, after a test on one weight.
 
         Args:
             factory: a class such as `torch.optim.NAdam`, or a function of the parameters that returns an optimizer.
-            elementwise: declare it for classes that torch.optim does not have.
+            elementwise: whether updates are elementwise, for classes outside of torch.optim.
         """
         made = _tried(factory)
         if elementwise is None:
@@ -258,7 +255,7 @@ class OwnOptimizer(Optimizer):
         return OwnOptimizer(factory=Function.of(factory), apiece=not elementwise)
 
     def without_decay(self) -> "OwnOptimizer":
-        """Return the same optimizer with a weight decay of 0 in every group, whatever the factory says."""
+        """Return the same optimizer with a weight decay of 0 in every group."""
         return replace(self, weight_decay=0.0, own_decay=False)
 
     @property
@@ -273,7 +270,7 @@ class OwnOptimizer(Optimizer):
 
 
 def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """Return what a factory makes for one weight, after one step: errors come before any training."""
+    """Return a factory's optimizer for one weight, after one step."""
     weight = torch.nn.Parameter(torch.ones(2, 2))
     weight.grad = torch.ones(2, 2)
     name = getattr(factory, "__qualname__", repr(factory))
@@ -296,7 +293,7 @@ def _tried(factory: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimiz
 
 
 def _held(made: torch.optim.Optimizer) -> dict[str, str]:
-    """Return what an optimizer holds in attributes and parameter groups, as text; of private attributes only tensors."""
+    """Return the attributes and parameter groups of an optimizer as text; only tensors of private attributes."""
     groups = [
         (f"param_groups[{i}][{k!r}]", v) for i, g in enumerate(made.param_groups) for k, v in g.items() if k != "params"
     ]
@@ -309,46 +306,46 @@ _COUNTS = ("step", "mu_product", "eta", "mu")
 
 
 def _is_count(full: str) -> bool:
-    """Return whether an entry of torch's optimizers depends on the number of steps alone; others have the shape of their parameter."""
+    """Return whether an entry of the optimizer state depends on the number of steps only; others have the shape of their parameter."""
     return full.split("/", 1)[0] in _COUNTS
 
 
 def laid_out_like(p: Tensor, value: Tensor) -> Tensor:
-    """Return a copy of a value that lies in memory as the parameter does: fused kernels pair numbers by address."""
+    """Return a copy of a value with the memory layout of the parameter: fused kernels pair entries by address."""
     return torch.empty_like(p, requires_grad=False).copy_(value)
 
 
 def steps_of(memory: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
-    """Return the steps that a memory says were taken of each parameter."""
+    """Return the number of steps of each parameter in an optimizer state."""
     return tuple(sorted((full, float(t)) for full, t in memory.items() if _is_count(full)))
 
 
 def _stacked(memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the memory of stacked networks, which have taken the same number of steps; no memory is one of zeros."""
+    """Return the stacked optimizer state of networks with equally many steps; zeros for missing states."""
     known = {full: value for memory in memories for full, value in memory.items()}
     rows = {full: [m[full] if full in m else torch.zeros_like(one) for m in memories] for full, one in known.items()}
     return {full: one if _is_count(full) else torch.stack(rows[full]) for full, one in known.items()}
 
 
 class Member(NamedTuple):
-    """How one network is trained: its optimizer, and the factor of its rate."""
+    """The optimizer of one network, and the factor of its learning rate."""
 
     optimizer: Optimizer
     rate: float = 1.0
 
 
 class Stepper:
-    """Takes the steps of one network, or of several that are stacked, by torch's optimizers.
+    """Updates one network, or several stacked ones, with torch's optimizers.
 
-    Members stepped `apart` are parameter groups of their own, over views of the stack: each gets the numbers that it gets alone.
+    Members stepped `apart` are separate parameter groups, over views of the stack, and get the same updates as alone.
 
     Args:
         params: leaf tensors by name.
         members: how each network is trained.
-        stacked: whether the first axis of the parameters runs over networks.
+        stacked: whether the first axis of the parameters is that of networks.
         apart: whether the settings of stacked networks differ.
         undecayed: name patterns of parameters without weight decay.
-        led: names of parameters with an axis more, over the members of one joint network.
+        led: names of parameters with an additional axis over the members of one joint network.
     """
 
     def __init__(
@@ -385,7 +382,7 @@ class Stepper:
             optimizer.step()
 
     def memories(self) -> list[dict[str, Tensor]]:
-        """Return what the optimizers remember of each network, as flat dicts 'entry/parameter name' -> tensor."""
+        """Return the optimizer state of each network as a flat dict 'entry/parameter name' -> tensor."""
         found: list[dict[str, Tensor]] = [{} for _ in self._parts]
         for part, memory in zip(self._parts, found):
             for (name, p), optimizer in itertools.product(part.items(), self.optimizers):
@@ -396,7 +393,7 @@ class Stepper:
         return [{full: value.clone() for full, value in memory.items()} for memory in found]
 
     def restore(self, memories: Sequence[Mapping[str, Tensor]]) -> None:
-        """Put in what `memories` returned for the same networks."""
+        """Restore the result of `memories` for the same networks."""
         homes = {p: own for own in self.optimizers for group in own.param_groups for p in group["params"]}
         for part, memory in zip(self._parts, [_stacked(memories)] if self._together else memories):
             for full, value in memory.items():
@@ -414,9 +411,9 @@ class Stepper:
 def clip_gradients(
     params: Mapping[str, Tensor], limit: float, *, apart: tuple[str, ...] = (), stacked: bool = False
 ) -> None:
-    """Scale gradients in place so that each network's gradient norm is at most `limit`; no value is read back.
+    """Scale gradients in place so that each network's gradient norm is at most `limit`, without synchronizing the device.
 
-    Parameters whose names fit a pattern of `apart` (the first one that they fit) are clipped apart from all others.
+    Parameters that match a pattern of `apart` (the first that matches) are clipped separately.
     """
     groups: dict[str | None, list[Tensor]] = {}
     for name, p in params.items():

@@ -1,8 +1,8 @@
-"""Phases: the steps a plan is made of, and the combinators that order them.
+"""Phases, of which plans are made, and their combinators.
 
-`seq` runs phases one after the other; `repeat` runs one several times, each from the state the last one left; `fork`
-runs a body several times from the *same* state, and then continues with that state. Only forks may run side by side.
-A starter makes a network's first state, an operator turns one state into another; `Train` is carried out by the engine; `Collect` keeps a member.
+`seq` runs phases in sequence; `repeat` runs one several times, each from the last state; `fork` runs a body several times from the *same*
+state, and then continues with that state. Only forks may run in parallel. A starter makes a network's first state, an operator maps a
+state to another; the engine carries out `Train`; `Collect` keeps a member.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ from choral.plan.variants import Space, Variant
 
 @dataclass(frozen=True, kw_only=True)
 class Phase(Value, ABC):
-    """One node of a plan. `visit` names the part of a `walk.Visitor` that meets it; combinators have none."""
+    """A node of a plan. `visit` names the method of `walk.Visitor` for it; combinators have none."""
 
     visit: ClassVar[Literal["start", "change", "train", "collect", ""]] = ""
 
@@ -39,12 +39,12 @@ class Phase(Value, ABC):
 
     @property
     def runs(self) -> int:
-        """How often what is below it runs."""
+        """How often its children run."""
         return 1
 
 
 class Context(Protocol):
-    """What the engine lends to an operator: randomness of its place, the network, the training data."""
+    """What the engine provides to an operator: random generators of its place, the network, the training data."""
 
     points: int
     branch: int
@@ -59,19 +59,19 @@ class Context(Protocol):
         """Return the generator of this place."""
 
     def sibling_generator(self, purpose: str) -> torch.Generator:
-        """Return a generator that all branches of the innermost fork share (`branch` says which one this is)."""
+        """Return a generator that all branches of the innermost fork share (`branch` is the number of this one)."""
 
     def partition(self, parts: int) -> torch.Tensor:
-        """Return the part, from 0 on, that each training point belongs to (point,): the same for every branch of a run."""
+        """Return the fold of each training row (row,), the same for every branch of a run."""
 
     def fresh(self) -> State:
         """Return a newly built network's state, drawn with the seed of this place."""
 
     def given(self) -> State | None:
-        """Return the weights of the network the user handed over, or None for a factory."""
+        """Return the weights of the network passed to `fit`, or None for a factory."""
 
     def network(self, state: State) -> nn.Module:
-        """Return the joint network holding a state, in evaluation mode; valid until the next call."""
+        """Return the joint network with the values of a state, in evaluation mode; valid until the next call."""
 
     def member(self, state: State, index: int) -> nn.Module:
         """Return one member of a state as a plain network of its own (`Structure.member`)."""
@@ -91,9 +91,9 @@ class Context(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Starter(Phase, ABC):
-    """A phase that makes a state, whatever there was before; a plan begins with one.
+    """A phase that makes a state; a plan begins with one.
 
-    `takes_given`, a fact of the class, says whether it takes the weights of the network the user handed over.
+    The class attribute `takes_given` says whether it takes the weights of the network passed to `fit`.
     """
 
     visit = "start"
@@ -106,11 +106,11 @@ class Starter(Phase, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(Phase, ABC):
-    """A phase that turns one state into the next without training.
+    """A phase that maps a state to the next without training.
 
-    `needs` and `gives` name the slots it reads and writes; plans are checked for them before they run. Facts of the class:
-    `reads` names the settings of its branch's variant that it reads; `anywhere`, whether it computes on whatever device a
-    state is, where others get states in plain memory; `foreseen`, whether the cost can be told before training.
+    `needs` and `gives` name the slots it reads and writes, which are checked before the plan runs. Class attributes: `reads` names the settings
+    of its branch's variant that it reads; `anywhere`, whether it computes on the device of the state (others get states on the CPU);
+    `foreseen`, whether its effect on the cost is known before training.
     """
 
     visit = "change"
@@ -120,7 +120,7 @@ class Operator(Phase, ABC):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Slots that must have been given before."""
+        """Slots that must exist before."""
         return ()
 
     @property
@@ -138,7 +138,7 @@ class Every(Value):
     """An operator applied during training, after every `count` steps or epochs.
 
     Args:
-        start: fraction of the phase that must have passed; stop: fraction after which it rests.
+        start: fraction of the phase after which it begins; stop: fraction after which it ends.
     """
 
     limits: ClassVar[Limits] = {"count": COUNT, "start": SHARE, "stop": SHARE}
@@ -164,18 +164,17 @@ class Train(Phase):
     """Minimize the objective for some epochs.
 
     Args:
-        epochs: passes over this member's training points.
+        epochs: passes over this member's training rows.
         schedule: learning rate, spanning the phase.
-        optimizer: what updates the weights.
-        batch_size: points in a batch, 0 for as many as `fit` chooses; a last batch of a single point is left out (BatchNorm cannot train
-            on it).
-        memory: 'fresh' starts the optimizer anew, 'carried' continues with the memory of the phase before.
+        optimizer: the optimizer.
+        batch_size: rows in a batch, 0 lets `fit` choose; a last batch of a single row is left out (BatchNorm cannot train on it).
+        memory: 'fresh' resets the optimizer state, 'carried' continues with that of the previous phase.
         every: operators applied while training.
-        select: chooses among the branches trained together, and weighs them, by held-out points; None keeps all alike.
-        annealing: whether penalties that rise over a phase rise in this one; if not, they have their full weight at once.
-        least_steps: steps below which the phase does not what its method needs; see `choral.plan.cost`.
+        select: selects and weights the branches trained together, by held-out rows; None keeps all equally.
+        annealing: whether annealed penalties rise in this phase; if not, they have their full weight at once.
+        least_steps: minimum number of steps for the method to work; see `choral.plan.cost`.
 
-    Weights are held at exactly zero wherever the state's slot 'mask' is False.
+    Weights are held at exactly zero where the state's slot 'mask' is False.
     """
 
     visit = "train"
@@ -194,7 +193,7 @@ class Train(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Collect(Phase):
-    """Keep the current weights as a member of the ensemble (or as all the members of a joint network)."""
+    """Keep the current weights as a member of the ensemble (or as all members of a joint network)."""
 
     visit = "collect"
 
@@ -212,7 +211,7 @@ class Seq(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat(Phase):
-    """A phase several times, each from the state the one before left."""
+    """A phase several times, each from the last state."""
 
     limits: ClassVar[Limits] = {"times": NOT_NEGATIVE}
     times: int
@@ -229,13 +228,13 @@ class Repeat(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Fork(Phase):
-    """A phase several times, each from the same state; the state afterwards is the one before.
+    """A phase several times, each from the same state, which is also the state afterwards.
 
     Args:
-        branches: how often.
+        branches: number of branches.
         body: the phase.
-        variants: settings of each branch where they differ; none if empty.
-        space: where branches draw their settings from instead.
+        variants: settings of each branch if they differ; empty if not.
+        space: the distribution of branches' settings instead.
     """
 
     limits: ClassVar[Limits] = {"branches": COUNT}
@@ -260,7 +259,7 @@ class Fork(Phase):
 
         Args:
             branch: its number.
-            generator: gives the generator of each setting that is drawn.
+            generator: returns the generator of each random setting.
         """
         if self.space is not None:
             return self.space.draw(generator)
@@ -296,7 +295,7 @@ def seq(*phases: Phase) -> Seq:
 
 
 def repeat(times: int, *body: Phase) -> Repeat:
-    """Return the body run `times` times, each from the state the one before left."""
+    """Return the body run `times` times, each from the last state."""
     return Repeat(times=times, body=body[0] if len(body) == 1 else seq(*body))
 
 
@@ -309,10 +308,10 @@ def fork(
     """Return the body run in branches that all start from the same state.
 
     Args:
-        branches: how many; may be left out where there are variants.
+        branches: number of branches; optional with variants.
         body: phases of each branch.
         variants: settings of each branch, `{"rate": 0.5, "weight_decay": 1e-3}`; see `choral.plan.variants`.
-        sample: where branches draw their settings from instead.
+        sample: the distribution of branches' settings instead.
 
     >>> fork(Collect(), variants=[{"rate": 1.0}, {"rate": 0.1}]).branches
     2

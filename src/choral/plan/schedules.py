@@ -1,6 +1,6 @@
-"""Learning-rate schedules: the rate of step `step` out of `steps` in one training phase.
+"""Learning-rate schedules.
 
-A schedule spans the phase it is given to, whatever its length, and is evaluated for every step.
+A schedule spans its training phase, whatever its length, and is evaluated at every step.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from choral.base.values import BELOW_ONE, NOT_NEGATIVE, SHARE, Function, Limits,
 
 @dataclass(frozen=True)
 class Schedule(Value, ABC):
-    """The learning rate as a function of how far the phase is."""
+    """The learning rate as a function of the progress of a phase."""
 
     limits: ClassVar[Limits] = dict.fromkeys(("value", "factor", "start", "end", "peak", "begin"), NOT_NEGATIVE)
 
@@ -25,7 +25,7 @@ class Schedule(Value, ABC):
         """Return the rate at a progress from 0 (first step) to 1 (end of the phase)."""
 
     def rate(self, step: int, steps: int) -> float:
-        """Return the rate of step `step`, counted from 0, of `steps` in all."""
+        """Return the rate of step `step`, from 0 on, of `steps`."""
         return self.at(step / max(steps, 1))
 
 
@@ -66,7 +66,7 @@ class Steps(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """Straight lines through (progress, rate) points; constant before the first and after the last.
+    """Linear interpolation of (progress, rate) points; constant before the first and after the last.
 
     >>> round(Linear(((0.0, 0.1), (0.5, 0.1), (0.9, 0.001))).at(0.7), 6)
     0.0505
@@ -101,7 +101,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Part(Schedule):
-    """The stretch of another schedule from `begin` to `end`, for a training that is split into phases.
+    """The part of another schedule from `begin` to `end`, for a training that is split into phases.
 
     >>> round(Part(Cosine(0.1), 0.5, 1.0).at(0.0), 6)
     0.05
@@ -135,9 +135,9 @@ class Relative(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up from `start` to `peak` over the first `warm` part, then down to `end`, both on half cosines.
+    """Up from `start` to `peak` over the first `warm` part, then down to `end`, both as half cosines.
 
-    The last step of the phase has exactly the rate `end`, as in the two-phase schedule of Smith and Topin.
+    The rate of the last step is exactly `end`, as in the two-phase schedule of Smith and Topin.
     """
 
     limits: ClassVar[Limits] = {**Schedule.limits, "warm": BELOW_ONE}
@@ -161,7 +161,7 @@ _FINE = 10_000  # steps of a phase whose true number is not known
 
 @dataclass(frozen=True)
 class OwnRate(Schedule):
-    """The learning rate as a function of the step, counted from 0, in each training phase.
+    """The learning rate as a function of the step in each training phase, from 0 on.
 
     >>> OwnRate.of(lambda step: 0.1 / (1 + step)).rate(4, 100)
     0.02
@@ -176,7 +176,7 @@ class OwnRate(Schedule):
 
     @staticmethod
     def of(function: Callable[..., float]) -> "OwnRate":
-        """Return a function as a schedule; it is tried at the first step."""
+        """Return a function as a schedule, after a test at the first step."""
         try:
             taken = inspect.signature(function).parameters.values()
             places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in taken)

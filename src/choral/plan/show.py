@@ -1,4 +1,4 @@
-"""A plan as a tree, in words: for people (`show`) and for machines (`tree`)."""
+"""A plan as a tree, as text (`show`) and as plain dicts (`tree`)."""
 
 from dataclasses import fields
 from typing import Any
@@ -63,7 +63,7 @@ def tree(node: Phase) -> dict[str, Any]:
 
 
 def lines(node: Phase) -> list[str]:
-    """Return the tree as text lines, epochs of every branch at the right."""
+    """Return the tree as text lines, with the epochs of every branch on the right."""
     rows: list[tuple[str, int]] = []
 
     def add(node: Phase, first: str, rest: str) -> None:

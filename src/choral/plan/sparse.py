@@ -37,19 +37,19 @@ MASK = slot("mask", Role.MASK)
 
 @dataclass(frozen=True, kw_only=True)
 class Masks(Value, ABC):
-    """How the weights that stay are chosen."""
+    """How the remaining weights are chosen."""
 
     @abstractmethod
     def choose(
         self, weights: Params, context: Context, *, unit: Unit, scope: Scope, groups: list[list[str]]
     ) -> dict[str, Tensor]:
-        """Return where each weight stays.
+        """Return masks, True for remaining weights.
 
         Args:
-            weights: those that may go.
-            context: randomness of this place, and which branch it is.
+            weights: the prunable weights.
+            context: generators of this place, and the number of the branch.
             unit, scope: as in `Prune`.
-            groups: names of weights whose neurons go together.
+            groups: names of weights whose neurons are removed together.
         """
 
 
@@ -67,7 +67,7 @@ class _Sparse(Masks, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMasks(_Sparse):
-    """Weights go at random, drawn for this branch."""
+    """Remove weights at random, drawn for this branch."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         return random_masks(_shapes(weights), context.generator("prune"), density=1 - self.sparsity, **how)
@@ -75,7 +75,7 @@ class RandomMasks(_Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class ErdosRenyi(_Sparse):
-    """Weights go at random, fewer in small layers: Erdos-Renyi-Kernel densities."""
+    """Remove weights at random, fewer in small layers: Erdos-Renyi-Kernel densities."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         densities = erk_densities(_shapes(weights), sparsity=self.sparsity)
@@ -84,7 +84,7 @@ class ErdosRenyi(_Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class Magnitude(_Sparse):
-    """The smallest weights go."""
+    """Remove the smallest weights."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         return magnitude_masks(weights, density=1 - self.sparsity, **how)
@@ -92,7 +92,7 @@ class Magnitude(_Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class AntiRandom(Masks):
-    """Branches 2k and 2k + 1 keep complementary halves: the most distant pair of masks there is."""
+    """Branches 2k and 2k + 1 keep complementary halves, the most distant pair of masks."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         shared = context.sibling_generator(f"pair {context.branch // 2}")
@@ -101,10 +101,10 @@ class AntiRandom(Masks):
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(Masks):
-    """Branches keep disjoint parts that cover everything.
+    """Branches keep disjoint parts that cover all weights.
 
     Args:
-        parts: how many.
+        parts: number of parts.
     """
 
     parts: int = 2
@@ -123,14 +123,14 @@ class Prune(Operator):
     """Remove weights: they become zero and stay zero in every later training phase.
 
     Args:
-        masks: which ones: `RandomMasks`, `AntiRandom`, `Partition`, `Magnitude`, `ErdosRenyi`, or `Masks` of your own.
-        unit: 'connection', 'neuron' (whole output rows with their bias and normalization), or 'layer' (whole layers, of those that the
-            network can do without, as in residual blocks).
-        scope: 'layer' removes the share in every layer, 'global' over all of them, as it always does for layers.
-        keep_classifier: whether the output layer stays whole.
-        keep_first: whether the first layer does. None keeps it where the inputs are rows of numbers, whose units lose whole features
-            otherwise, unless nothing else could be pruned.
-        include, exclude: name patterns of weights to prune or to leave, instead of and besides these.
+        masks: `RandomMasks`, `AntiRandom`, `Partition`, `Magnitude`, `ErdosRenyi`, or your own `Masks`.
+        unit: 'connection', 'neuron' (whole output rows with their bias and normalization), or 'layer' (whole layers that the network can do
+            without, as in residual blocks).
+        scope: 'layer' removes the share in every layer, 'global' over all of them; layers are always removed globally.
+        keep_classifier: keep the output layer whole.
+        keep_first: keep the first layer whole; by default if the inputs are rows of numbers and something else can be pruned, since units of
+            the first layer would lose whole features.
+        include, exclude: name patterns of weights to prune, and of weights not to prune.
     """
 
     masks: Masks = RandomMasks()
@@ -180,10 +180,10 @@ class Prune(Operator):
 
 
 def spare_layers(network: nn.Module, names: Sequence[str], example: Batch) -> list[list[str]]:
-    """Return the weights of the layers that a network can do without, all at once: its outputs still depend on its inputs.
+    """Return the weights of layers that can be removed together while the outputs still depend on the inputs.
 
-    Layers stand together if those behind see nothing of the inputs without the first, as in the body of a residual block. Those
-    declared first are tried first, so that a projection of the shortcut stays.
+    Layers form a group if those after the first read the inputs only through it, as in the body of a residual block. Layers declared first are
+    tried first, so that a projection of the shortcut stays.
     """
     layers = {name: network.get_submodule(name.removesuffix(".weight")) for name in names}
     seeing: set[nn.Module] = set()
@@ -220,7 +220,7 @@ def _zeros(weight: str, layer: nn.Module) -> Params:
 
 
 def both_masks(old: Params, new: Params) -> Params:
-    """Return masks of what two leave at work; what one says nothing of is the other's."""
+    """Return the intersection of two sets of masks; names in only one of them are kept."""
     return old | {n: m & old[n] if n in old else m for n, m in new.items()}
 
 
@@ -228,12 +228,12 @@ def both_masks(old: Params, new: Params) -> Params:
 class Regrow(Operator):
     """Drop the smallest weights and grow as many where the gradient is largest, or at random.
 
-    Grown weights start at zero with zero optimizer memory, so nothing from a former life carries over.
+    Grown weights and their optimizer state start at zero.
 
     Args:
         rate: share of kept weights replaced in each layer.
         grow: 'gradient' or 'random'.
-        batches: batches of 256 points whose gradient decides.
+        batches: number of batches of 256 rows for the gradient.
 
     Reference: Evci et al., "Rigging the Lottery", ICML 2020, arXiv:1911.11134, Algorithm 1.
     """
@@ -258,9 +258,9 @@ class Regrow(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Compact(Operator):
-    """Make removed neurons disappear: smaller dense tensors with the same outputs in evaluation mode.
+    """Remove masked neurons: smaller dense tensors with the same outputs in evaluation mode.
 
-    What cannot be removed (channels summed with living ones, for example) stays masked.
+    Neurons that cannot be removed (channels summed with live ones, for example) stay masked.
     """
 
     needs: ClassVar[tuple[str, ...]] = (MASK,)
@@ -281,11 +281,10 @@ class Compact(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Hatch(Operator):
-    """Give a compacted network its whole width back, with the same outputs in evaluation mode.
+    """Restore the full width of a compacted network, with the same outputs in evaluation mode.
 
-    Neurons that come back read their inputs through fresh weights of this place, and nobody reads them yet: outgoing
-    weights start at zero. Neurons that were masked in place keep zero weights, which train from then on. Frozen weights are
-    those of the network that was given, so they read neurons that come back.
+    Restored neurons get new incoming weights, drawn for this place, and outgoing weights of zero. Neurons that were masked in place keep zero
+    weights, which are trained from then on. Frozen weights are those of the given network, so they read restored neurons.
 
     Reference: Chen et al., "Net2Net: Accelerating Learning via Knowledge Transfer", 2016, arXiv:1511.05641.
     """
@@ -303,8 +302,8 @@ class Hatch(Operator):
 
 
 def _widened(fresh: Tensor, small: Tensor, axes: Mapping[str, list[int]], *, read: bool) -> Tensor:
-    """Return a tensor of the whole network: kept entries, fresh ones for new neurons (axis 0), zeros where kept ones would read
-    new ones (axis 1), unless they are `read`.
+    """Return a tensor of the full network: kept entries, new ones for restored neurons (axis 0), zeros where kept neurons would read restored
+    ones (axis 1), unless they are `read`.
     """
     value, kept = fresh.clone(), {int(axis): torch.tensor(indices) for axis, indices in axes.items()}
     every = [kept.get(axis, torch.arange(size)) for axis, size in enumerate(value.shape)]
@@ -316,11 +315,11 @@ def _widened(fresh: Tensor, small: Tensor, axes: Mapping[str, list[int]], *, rea
 
 @dataclass(frozen=True, kw_only=True)
 class Resize(Operator):
-    """Cut a network to the depth and width of its branch's variant; what is cut stays in place, unused, so that branches stack.
+    """Reduce a network to the depth and width of its branch's variant; removed parts stay in place, unused, so that branches can be stacked.
 
-    `depth` counts hidden layers: the first is always there, and of the others (`Skippable`) as many are used as are left. `width`
-    counts units of each hidden layer: weights of the others are held at zero. A variant without them, or a network without such
-    layers for the depth, leaves the network as it is.
+    `depth` counts hidden layers: the first is always used, and as many of the others (`Skippable`) as needed. `width` counts units of each
+    hidden layer: weights of the others are held at zero. A variant without these settings, or a network without such layers for the
+    depth, leaves the network as it is.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("depth", "width")

@@ -1,4 +1,4 @@
-"""State: everything the next phase needs of one network, and nothing else."""
+"""State: all that the next phase needs of a network."""
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -11,7 +11,7 @@ from choral.base.types import Params, Slots
 
 
 class Role(Enum):
-    """What the engine does with a slot, besides keeping it for the phases that follow."""
+    """What the engine does with a slot, besides keeping it."""
 
     KEPT = "nothing"
     MASK = "weights of the same name are held at zero where it is False"
@@ -24,7 +24,7 @@ _ROLES: dict[str, Role] = {}
 
 
 def slot(name: str, role: Role = Role.KEPT) -> str:
-    """Declare a slot with a role, where the value that brings it is defined; return its name.
+    """Declare a slot with a role; return its name.
 
     >>> slot("mask", Role.MASK)
     'mask'
@@ -38,17 +38,17 @@ def slot(name: str, role: Role = Role.KEPT) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """The weights of one network on their way through a plan.
+    """The weights of one network during a plan.
 
     Attributes:
         params: trainable tensors by name.
         buffers: the network's buffers by name.
         slots: named extra tensors ('mask', 'anchor', 'mean', ...), each a dict by name; see `Role` for those the engine reads.
-        memory: the optimizer's memory, a flat dict (`plan.optimizers.Stepper.memories`).
-        form: how this network's shapes differ from the built one (JSON types), None if they do not.
+        memory: the optimizer state, a flat dict (`plan.optimizers.Stepper.memories`).
+        form: how the shapes differ from those of the built network (JSON types), None if they do not.
 
-    Tensors are in plain memory order here, whatever order a network on the device prefers: files know no other, and sums
-    over another order round differently, so that a resumed run would part from an uninterrupted one.
+    Tensors are contiguous here, whatever memory format a network on the device prefers. Files store no other format, and sums over another
+    format round differently, so a resumed run would differ from an uninterrupted one.
     """
 
     params: Params
@@ -77,32 +77,32 @@ class State:
 
     @property
     def mask(self) -> Params:
-        """Where weights are at work, by name; weights without a mask all are."""
+        """Masks by name, True for weights in use; weights without a mask are all in use."""
         return self.playing(Role.MASK)
 
     @property
     def subset(self) -> Tensor | None:
-        """Numbers of the points it is trained on, None for all."""
+        """Numbers of its training rows, None for all."""
         return next(iter(self.playing(Role.SUBSET).values()), None)
 
     @property
     def held(self) -> Tensor | None:
-        """Numbers of the points that are held out of its training, None for none of its own."""
+        """Numbers of the rows held out of its training, None for none of its own."""
         return next(iter(self.playing(Role.HELD).values()), None)
 
     @property
     def shift(self) -> Tensor | None:
-        """What is added to its training targets, (point, ...)."""
+        """The offset of its training targets, (row, ...)."""
         return next(iter(self.playing(Role.SHIFT).values()), None)
 
     @property
     def stored(self) -> int:
-        """Parameters that are at work: masked ones do not count."""
+        """Number of parameters in use, without masked ones."""
         mask = self.mask
         return sum(int(mask[n].sum()) if n in mask else p.numel() for n, p in self.params.items())
 
     def flat(self) -> dict[str, Tensor]:
-        """Return all tensors under 'part/name' keys; `State.from_flat` is the way back."""
+        """Return all tensors under 'part/name' keys; `State.from_flat` is the inverse."""
         tensors = {f"params/{n}": t for n, t in self.params.items()}
         tensors |= {f"buffers/{n}": t for n, t in self.buffers.items()}
         tensors |= {f"memory/{n}": t for n, t in self.memory.items()}

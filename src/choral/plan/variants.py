@@ -1,8 +1,8 @@
-"""Variants: what the branches of a fork do differently, given one by one or drawn from a space.
+"""Variants: settings in which the branches of a fork differ, given one by one or drawn from a space.
 
-A variant names settings and their values. Known to the engine are `rate` (times the schedule's), `dropout` (of every dropout
-layer), `smoothing` (of class labels), and every number of the phase's optimizer (`weight_decay`, `momentum`, ...); operators may read
-others. Branch i draws its values by its own place in the plan, so it has the same ones among 4 branches or 40.
+A variant names settings and their values. The engine uses `rate` (a factor of the learning rate), `dropout` (of every dropout layer),
+`smoothing` (of class labels), and every number of the phase's optimizer (`weight_decay`, `momentum`, ...); operators may read others.
+Branch i draws its values by its place in the plan, so they are the same among 4 branches or 40.
 """
 
 import math
@@ -40,7 +40,7 @@ class Variant(Value):
 
     @staticmethod
     def of(given: "Variant | Mapping[str, float]") -> "Variant":
-        """Return what a user gave as a variant."""
+        """Return the user's settings as a variant."""
         return given if isinstance(given, Variant) else Variant(tuple(sorted(given.items())))
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -48,7 +48,7 @@ class Variant(Value):
         return dict(self.settings).get(name, default)
 
     def within(self, outer: "Variant") -> "Variant":
-        """Return the settings of a fork inside a branch with settings of its own; the inner ones win."""
+        """Return the settings of a fork inside a branch with its own settings; the inner ones win."""
         return Variant(tuple(sorted((dict(outer.settings) | dict(self.settings)).items())))
 
     def optimizer(self, phase: Optimizer) -> Optimizer:
@@ -58,7 +58,7 @@ class Variant(Value):
 
 
 def numbers_of(optimizer: Optimizer) -> tuple[str, ...]:
-    """Return the names of an optimizer's settings that are numbers, and each member's own."""
+    """Return the names of an optimizer's numeric settings, and each member's values."""
     if not optimizer.varies:
         return ()
     return tuple(
@@ -68,7 +68,7 @@ def numbers_of(optimizer: Optimizer) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Span(Value, ABC):
-    """Where a setting is drawn from."""
+    """A distribution of a setting."""
 
     @abstractmethod
     def draw(self, generator: torch.Generator) -> float:
@@ -77,8 +77,6 @@ class Span(Value, ABC):
 
 @dataclass(frozen=True)
 class _Between(Span, ABC):
-    """A number between two."""
-
     limits: ClassVar[Limits] = {"low": FINITE, "high": FINITE}
     low: float
     high: float
@@ -86,7 +84,7 @@ class _Between(Span, ABC):
 
 @dataclass(frozen=True)
 class Uniform(_Between):
-    """A number between two, all alike."""
+    """A uniform distribution."""
 
     def draw(self, generator: torch.Generator) -> float:
         return self.low + (self.high - self.low) * _uniform(generator)
@@ -94,7 +92,7 @@ class Uniform(_Between):
 
 @dataclass(frozen=True)
 class LogUniform(_Between):
-    """A number between two above 0, all orders of magnitude alike."""
+    """A log-uniform distribution."""
 
     limits: ClassVar[Limits] = {"low": POSITIVE, "high": POSITIVE}
 
@@ -104,7 +102,7 @@ class LogUniform(_Between):
 
 @dataclass(frozen=True)
 class OneOf(Span):
-    """One of several numbers or spans, all alike.
+    """A uniform choice among numbers or distributions.
 
     >>> OneOf((0.0, Uniform(0.2, 0.5))).draw(torch.Generator().manual_seed(0))
     0.0
@@ -127,7 +125,7 @@ def _uniform(generator: torch.Generator) -> float:
 
 @dataclass(frozen=True, init=False)
 class Space(Value):
-    """Spans of settings, from which each branch draws a variant.
+    """A distribution of settings, from which each branch draws a variant.
 
     >>> Space(rate=LogUniform(0.1, 10.0), dropout=OneOf((0.0, 0.1)))
     Space(dropout=OneOf(options=(0.0, 0.1)), rate=LogUniform(low=0.1, high=10.0))
@@ -142,5 +140,5 @@ class Space(Value):
         return f"Space({', '.join(f'{name}={span!r}' for name, span in self.spans)})"
 
     def draw(self, generator: Callable[[str], torch.Generator]) -> Variant:
-        """Return a variant; `generator` gives the generator of each setting, so that one more setting changes no other."""
+        """Return a variant; `generator` returns a generator for each setting, so that adding a setting does not change the others."""
         return Variant(tuple((name, span.draw(generator(name))) for name, span in self.spans))

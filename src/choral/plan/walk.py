@@ -1,8 +1,8 @@
-"""One walk over plans: where a phase stands, and what is done on the way to it.
+"""Walks over plans, which visit each phase with its place and carry a value along.
 
-A walk goes through a plan in the order in which it runs. It carries something from phase to phase (a state, a set of slots, a
-number), and a visitor says what becomes of it at each kind of phase. Repeats are written out unless `rounds` says otherwise; a
-fork's branches all begin with what the fork was reached with, and the walk continues behind it with the same.
+A walk visits a plan in the order in which it runs. It carries a value from phase to phase (a state, a set of slots, a number), which a
+visitor transforms at each kind of phase. All rounds of a repeat are visited unless `rounds` says otherwise; all branches of a fork begin
+with the value before the fork, and the walk continues with it afterwards.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,20 +16,20 @@ _LETTER = {"seq": "", "after": "", "repeat": "r", "fork": "f", "every": "every"}
 
 
 class Step(NamedTuple):
-    """One step down a plan: phase `number` of a seq, round of a repeat, branch of a fork; rule of an every, `after` so many units."""
+    """One step down a plan: phase `number` of a seq, round of a repeat, branch of a fork; rule of an every, `after` this many units."""
 
     kind: Literal["seq", "repeat", "fork", "every", "after"]
     number: int
 
     @property
     def word(self) -> int | str:
-        """What stands for it in keys and in text."""
+        """Its text in keys and paths."""
         return f"{_LETTER[self.kind]}{self.number}" if _LETTER[self.kind] else self.number
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a phase stands in a plan: the steps down to it.
+    """The place of a phase in a plan: the steps down to it.
 
     >>> str(Place().then("seq", 1).then("fork", 3).then("seq", 0)), str(Place())
     ('1/f3/0', 'start')
@@ -49,7 +49,7 @@ class Place:
 
     @property
     def words(self) -> tuple[int | str, ...]:
-        """What seeds are made from."""
+        """The words from which seeds are made."""
         return tuple(step.word for step in self.steps)
 
     @property
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def branch(self) -> int:
-        """Number of the branch it stands in, of the innermost fork; 0 outside all forks."""
+        """Number of the branch of the innermost fork; 0 outside all forks."""
         return self.steps[self._last_fork].number if self._last_fork >= 0 else 0
 
     @property
@@ -93,13 +93,13 @@ def _all_branches(node: Fork, place: Place, carried: C) -> Iterator[tuple[Place,
 
 @dataclass(frozen=True, kw_only=True)
 class Visitor(Generic[C]):
-    """What is done at each kind of phase; a kind that is left out changes nothing.
+    """Functions for each kind of phase; a missing one changes nothing.
 
     Args:
-        start, change, train, collect: take a phase, its place and what is carried; return what the next phase is reached with.
-        enter: called with every combinator and its place, before what is in it.
-        rounds: numbers of the rounds of a repeat that are walked.
-        branches: the branches of a fork that are walked, each with the place it begins at and what it begins with.
+        start, change, train, collect: take a phase, its place and the carried value; return the next value.
+        enter: called with every combinator and its place, before its children.
+        rounds: returns the rounds of a repeat to visit.
+        branches: returns the branches of a fork to visit, each with its place and its first value.
     """
 
     start: Callable[[Starter, Place, C], C] | None = None
@@ -112,7 +112,7 @@ class Visitor(Generic[C]):
 
 
 def walk(plan: Phase, carried: C, visitor: Visitor[C], place: Place = _START) -> C:
-    """Walk a plan; return what is carried at its end.
+    """Walk a plan; return the value at its end.
 
     >>> from choral.plan.phases import fork, seq
     >>> plan = seq(Train(epochs=5), fork(2, Train(epochs=3), Collect()), Train(epochs=1))
@@ -138,7 +138,7 @@ def walk(plan: Phase, carried: C, visitor: Visitor[C], place: Place = _START) ->
 
 
 def forks_to(plan: Phase, place: Place) -> Iterator[tuple[Fork, Place]]:
-    """Yield the forks that a place is in, the outermost first, each with the place at which its branch begins.
+    """Yield the forks around a place, the outermost first, each with the place at which its branch begins.
 
     >>> from choral.plan.phases import fork, seq
     >>> plan = seq(Train(epochs=1), fork(2, Train(epochs=1), fork(3, Collect())))
@@ -171,7 +171,7 @@ def first(node: Fork, place: Place, carried: C) -> Iterator[tuple[Place, C]]:
 
 
 def mapped(plan: Phase, train: Callable[[Train], Train]) -> Phase:
-    """Return a plan whose training phases are changed.
+    """Return a plan with its training phases replaced by a function of them.
 
     >>> from choral.plan.phases import repeat
     >>> mapped(repeat(2, Train(epochs=3)), lambda phase: Train(epochs=5)).body.epochs

@@ -1,6 +1,6 @@
-"""Likelihoods: what a network's outputs mean, how wrong they are, and what they predict.
+"""Likelihoods: the meaning of a network's outputs, their loss, and their predictive distribution.
 
-Which one fits the targets is decided where there is no doubt, and refused with what to write where there is.
+The likelihood is inferred from the targets if they are unambiguous; otherwise an error lists the choices.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ NAMES: dict[str, type[Likelihood]] = {
 
 
 def named(given: Any) -> Likelihood:
-    """Return the likelihood of a name with its usual settings; 'gaussian' learns its variance. A likelihood is returned as it is."""
+    """Return the likelihood of a name with default settings; 'gaussian' learns its variance. A likelihood is returned as it is."""
     known: dict[str, type[Likelihood]] = {"gaussian": LearnedGaussian, **NAMES}
     match given:
         case Likelihood():
@@ -65,12 +65,12 @@ def named(given: Any) -> Likelihood:
 
 
 def resolve(given: Any, targets: Tensor, outputs: tuple[int, ...], **known: Any) -> Likelihood:
-    """Return the likelihood of a run, checked and settled: the one that was given, by value or by name, or the inferred one.
+    """Return the likelihood of a run: the given one, by value or by name, or the inferred one.
 
     Args:
         given: a likelihood, its name, or None.
-        targets: training targets (point, ...), all of them or a few.
-        outputs: shape of the network's outputs for one point.
+        targets: training targets (row, ...), all of them or a few.
+        outputs: shape of the network's outputs for one row.
         known: more of `Known`.
     """
     if given is None:
@@ -82,11 +82,11 @@ def resolve(given: Any, targets: Tensor, outputs: tuple[int, ...], **known: Any)
 
 
 def infer(targets: Tensor, outputs: tuple[int, ...]) -> Likelihood:
-    """Return the likelihood that fits the targets; InputError where two would.
+    """Return the likelihood that fits the targets; InputError if two would.
 
     Args:
-        targets: training targets (point, ...).
-        outputs: shape of the network's outputs for one point.
+        targets: training targets (row, ...).
+        outputs: shape of the network's outputs for one row.
     """
     real, whole = targets.is_floating_point(), is_whole(targets)
     if whole and len(outputs) > 1 and targets.dim() == len(outputs):

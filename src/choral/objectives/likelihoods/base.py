@@ -1,8 +1,8 @@
-"""The contract of a likelihood, how the shapes of targets and outputs must agree, and a loss of the user's own.
+"""The interface of likelihoods, checks of the shapes of targets and outputs, and user-defined losses.
 
-Outputs and targets come with the member axis first, (member, batch, ...); a missing last axis means one target, and nothing is ever
-broadcast. See `objectives.penalties` for what is summed and what is averaged. A likelihood of one's own is a frozen dataclass with
-`nll` and `predict`, and `outputs_each` or `check`; where torch has the distribution, a subclass of `Family` needs `distribution` alone:
+Outputs and targets have the member axis first, (member, batch, ...). A missing last axis means one target; nothing is broadcast. See
+`objectives.penalties` for what is summed and what is averaged. Your own likelihood is a frozen dataclass with `nll` and `predict`, and
+`outputs_each` or `check`. If torch has the distribution, derive from `Family` and define `distribution`:
 
     @dataclass(frozen=True, kw_only=True)
     class Gamma(Family):
@@ -25,24 +25,24 @@ from choral.predictions import Outputs, Predictive
 
 
 def columns(values: Tensor) -> Tensor:
-    """Return (member, batch) as (member, batch, 1); other shapes stay."""
+    """Return (member, batch) as (member, batch, 1); other shapes are not changed."""
     return values.unsqueeze(-1) if values.dim() == 2 else values
 
 
 def real(targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return targets as real numbers; whole ones of a type."""
+    """Return targets as real numbers; integers get a given dtype."""
     return targets if targets.is_floating_point() else targets.to(dtype)
 
 
 def summed(each: Tensor) -> Tensor:
-    """Return what all targets of a point cost together: (member, batch, target, ...) -> (member, batch, ...)."""
+    """Return the sum over the targets of a row: (member, batch, target, ...) -> (member, batch, ...)."""
     return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
 
 
 def aligned(targets: Tensor, means: Tensor) -> Tensor:
-    """Return targets in the shape of what they are compared with, (member, batch, target, ...).
+    """Return targets in the shape of predictions, (member, batch, target, ...).
 
-    A missing target axis is added; anything else that differs is refused, so that no broadcast can hide it.
+    A missing target axis is added; other differences raise an error, so that no broadcast can hide them.
 
     >>> aligned(torch.zeros(2, 5), torch.zeros(2, 5, 1)).shape
     torch.Size([2, 5, 1])
@@ -59,7 +59,7 @@ def aligned(targets: Tensor, means: Tensor) -> Tensor:
 
 
 def check_real(targets: Tensor, outputs: tuple[int, ...], *, each: int, what: str) -> None:
-    """Raise InputError unless targets (point, ...) fit one point's outputs, `each` of them for a target."""
+    """Raise InputError unless targets (row, ...) fit the outputs of one row, `each` of them for a target."""
     shape = tuple(targets.shape[1:]) or (1,)
     given = outputs or (1,)
     if len(shape) < len(given):
@@ -75,12 +75,12 @@ def check_real(targets: Tensor, outputs: tuple[int, ...], *, each: int, what: st
 
 @dataclass(frozen=True)
 class About:
-    """What an ensemble knows about its outputs when it predicts.
+    """What an ensemble knows about its outputs at prediction.
 
     Args:
-        combine: how members are averaged, 'probs' or 'logits'; of interest to classes alone.
-        names: the class labels as they were in the data, if they were not 0, 1, 2, ...
-        learners: the member each row of the outputs is a draw of; None if rows are members.
+        combine: how members are averaged, 'probs' or 'logits'; for classes only.
+        names: the class labels in the data, if they are not 0, 1, 2, ...
+        learners: the member of each row of the outputs; None if rows are members.
     """
 
     combine: str = "probs"
@@ -89,13 +89,13 @@ class About:
 
 
 class Known(NamedTuple):
-    """What is known of the training data when a likelihood is settled.
+    """What is known about the training data when a likelihood is resolved.
 
     Args:
-        targets: training targets (point, ...), checked.
-        outputs: shape of the network's outputs for one point.
-        standardize: whether real targets are brought to mean 0 and deviation 1; None leaves it to the likelihood.
-        weights: of the points (point,), equal if None.
+        targets: checked training targets (row, ...).
+        outputs: shape of the network's outputs for one row.
+        standardize: whether to standardize real targets; None leaves it to the likelihood.
+        weights: weights of rows (row,), equal if None.
         whole: whether these are all training targets, or only some.
     """
 
@@ -108,10 +108,10 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihood(Value, ABC):
-    """What the outputs of a network mean.
+    """The meaning of a network's outputs.
 
-    Facts of the class: `prediction` is the kind of prediction that `predict` returns; `link` is torch's name of the function that outputs go
-    through to become probabilities, if there is one (outputs that have gone through it already are doubtful).
+    Class attributes: `prediction` is the class of `predict`'s result; `link` is torch's name of the function that maps outputs to
+    probabilities, if there is one (a network that ends with it is doubtful).
     """
 
     prediction: ClassVar[type[Predictive]]
@@ -119,7 +119,7 @@ class Likelihood(Value, ABC):
 
     @property
     def outputs_each(self) -> int:
-        """Outputs for one target, 0 if that says too little."""
+        """Number of outputs for one target, 0 if unknown."""
         return 0
 
     @property
@@ -129,28 +129,28 @@ class Likelihood(Value, ABC):
 
     @property
     def target(self) -> tuple[int, ...] | None:
-        """The shape of one target in the data, where the targets of training have another; None if they have not."""
+        """The shape of one target in the data, if it differs from that in training, else None."""
         return None
 
     @abstractmethod
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return how wrong the outputs are about each point: minus the log probability of its targets.
+        """Return the negative log likelihood of each row.
 
-        Shapes: outputs (member, batch, ...), targets (member, batch, ...), as `read` gives them -> (member, batch), or
-        (member, batch, position, ...) for dense outputs, whose positions are averaged.
+        Shapes: outputs (member, batch, ...), targets (member, batch, ...) from `read` -> (member, batch), or (member, batch, position, ...) for
+        dense outputs, whose positions are averaged.
         """
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Raise InputError, in words, for targets that cannot be these outputs'.
+        """Raise InputError for targets that do not fit the outputs.
 
         Args:
-            targets: training targets (point, ...), all of them or a few.
-            outputs: shape of the network's outputs for one point.
+            targets: training targets (row, ...), all of them or a few.
+            outputs: shape of the network's outputs for one row.
         """
         check_real(targets, outputs, each=self.outputs_each, what=type(self).__name__)
 
     def doubt(self, targets: Tensor) -> str:
-        """Return what is legal but doubtful about training targets (point, ...): that all are the same; empty for nothing."""
+        """Return a warning about training targets (row, ...), for example that all are equal; empty for none."""
         read = self.read(targets)
         counted = self.counted(read)
         held = read if counted is None else read[counted]
@@ -159,19 +159,19 @@ class Likelihood(Value, ABC):
         return f"all targets are {short(str(held[0].tolist()), 40)}, so there is nothing to learn; check which column y is."
 
     def check_judged(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Raise InputError for targets that predictions cannot be scored by: as `check`, unless training has other targets."""
+        """Raise InputError for targets that predictions cannot be scored on: as `check`, unless training has other targets."""
         self.check(targets, outputs)
 
     @abstractmethod
     def predict(self, outputs: Tensor, about: About) -> Predictive:
-        """Return what raw outputs (member, batch, ...) say about their points, in the units of the data."""
+        """Return the predictive distribution of raw outputs (member, batch, ...), in the units of the data."""
 
     def classes(self, outputs: Tensor) -> int | None:
-        """Return how many classes raw outputs (member, batch, ...) tell apart; None if their targets are no classes."""
+        """Return the number of classes of raw outputs (member, batch, ...); None if targets are not classes."""
         return None
 
     def outputs_for(self, targets: Tensor) -> int:
-        """Return how many outputs a network for these training targets (point, ...) needs."""
+        """Return the number of outputs that a network needs for these training targets (row, ...)."""
         if not self.outputs_each:
             raise InputError(
                 f"{type(self).__name__} does not say how many outputs it needs; give the network yourself."
@@ -179,57 +179,56 @@ class Likelihood(Value, ABC):
         return self.outputs_each * (1 if targets.dim() == 1 else targets.shape[1])
 
     def read(self, targets: Tensor) -> Tensor:
-        """Return targets as `nll` reads them: in the type and the units of training. Shapes: (..., point, ...)."""
+        """Return targets for `nll`, in the dtype and the units of training. Shapes: (..., row, ...)."""
         return real(targets)
 
     def settled(self, known: Known) -> Self:
-        """Return the likelihood with what it takes from the training data: a scale, an axis."""
+        """Return the likelihood with its values from the training data, such as a scale or an axis."""
         return self
 
     def with_functions_of(self, given: Self) -> Self:
-        """Return it with functions that no file brings taken from another of its kind; most have none."""
+        """Return the likelihood with the functions of another of its kind, which files do not contain."""
         return self
 
     @property
     def estimates(self) -> bool:
-        """Whether something of it is estimated after training, by `estimated`."""
+        """Whether `estimated` estimates something after training."""
         return False
 
     def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
-        """Return it with what is estimated on rows of training or, better, of validation.
+        """Return the likelihood with values estimated on rows of training or, better, of validation.
 
-        Shapes: outputs (member, batch, ...), targets (batch, ...) as `read` gives them, weights (batch,).
+        Shapes: outputs (member, batch, ...), targets (batch, ...) from `read`, weights (batch,).
         """
         return self
 
     def constant(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> str:
-        """Return what predicts some rows as well as the members' mixture does ('their mean'); nothing if the members are better.
+        """Return the name of a constant that predicts rows as well as the members' mixture ('their mean'); empty if members are better.
 
-        Shapes: outputs (member, batch, ...), targets (batch, ...) as `read` gives them, weights (batch,).
+        Shapes: outputs (member, batch, ...), targets (batch, ...) from `read`, weights (batch,).
         """
         return ""
 
     def miscalibrated(self, outputs: Tensor, targets: Tensor) -> str:
-        """Return how a temperature would improve the probabilities of held-out rows, in words; nothing if it would not by far."""
+        """Return how a temperature would improve the probabilities of held-out rows, as text; empty if not by much."""
         return ""
 
     def counted(self, targets: Tensor) -> Tensor | None:
-        """Return which positions of dense targets count, as booleans in the shape of `nll`; None if all do."""
+        """Return which positions of dense targets are not ignored, as booleans in the shape of `nll`; None for all."""
         return None
 
     def smoothed(self, share: float) -> "Likelihood":
-        """Return it with a share of each label spread over all classes in training."""
+        """Return the likelihood with label smoothing."""
         raise InputError(f"smoothing is a share of class labels, and {type(self).__name__} has none; leave it out.")
 
     def understood(self) -> dict[str, str]:
-        """Return what was understood, in words by subject, for `repr` and the log."""
+        """Return a description by name, for `repr` and the log."""
         return {"likelihood": type(self).__name__}
 
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the sum over members of the batch mean of `nll`, each point times its weight.
+        """Return the sum over members of the batch mean of `nll`, weighted by rows.
 
-        Weights average 1 over the training data, so that batches add up to the weighted loss of all points, and a weight
-        of 2 counts as the point twice. Positions that do not count are left out of the mean.
+        Weights average 1 over the training data, so that a weight of 2 repeats the row. Ignored positions are left out of the mean.
 
         Shapes: outputs and targets (member, batch, ...), weights (member, batch) -> ().
         """
@@ -244,7 +243,7 @@ class Likelihood(Value, ABC):
         return mean if outputs.shape[0] == 1 else mean * outputs.shape[0]
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean of `nll` over members and points; for likelihoods that have it in fewer operations than `nll`."""
+        """Return the mean of `nll` over members and rows, in fewer operations if possible."""
         return self.nll(outputs, targets).mean()
 
 
@@ -260,14 +259,12 @@ def _mean_of_counted(each: Tensor, counted: Tensor, weights: Tensor | None) -> T
 class Loss(Likelihood):
     """Any function of outputs and targets as an objective.
 
-    What it means is unknown, so predictions are raw: each member's outputs, their mean and their spread. Targets are given to
-    it as they are in y.
+    Predictions are the raw outputs of members, their mean and their spread. Targets are passed as they are in y.
 
     Args:
-        function: called with the outputs (batch, ...) and targets (batch, ...) of one member; returns the loss of each point
-            (batch,) or of each of its numbers (batch, ...), or one number, the mean over the batch. Only losses of points can
-            be weighted.
-        output: what of raw outputs predictions show, a function such as torch.sigmoid; the outputs themselves if None.
+        function: called with the outputs (batch, ...) and targets (batch, ...) of one member; returns the loss of each row (batch,), of each
+            of its numbers (batch, ...), or the mean over the batch. Only losses of rows can be weighted.
+        output: a function of raw outputs that predictions show, such as torch.sigmoid; None shows the outputs themselves.
 
     >>> loss = Loss(torch.nn.functional.l1_loss)
     >>> loss.loss(torch.zeros(2, 3, 1), torch.ones(2, 3, 1)).item()
@@ -280,7 +277,7 @@ class Loss(Likelihood):
     output: Function | None = None
 
     def __init__(self, function: Any, output: Any = None):
-        """Take functions, or what a file says of them."""
+        """Take functions, or their descriptions in a file."""
         for name, given in (("function", function), ("output", output)):
             if not callable(given) and not (given is None and name == "output"):
                 raise InputError(f"{name} is {given!r}; give a function of outputs and targets that returns a loss.")
@@ -297,7 +294,7 @@ class Loss(Likelihood):
         return torch.stack([e.flatten(1).mean(1) if e.dim() > 1 else e for e in each])
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
-        """Call the function once; what it raises, or returns, is said before training."""
+        """Call the function once, so that its errors are raised before training."""
         few = targets[:2].clone()
         try:
             with warnings.catch_warnings():
@@ -315,7 +312,7 @@ class Loss(Likelihood):
             )
 
     def settled(self, known: Known) -> Self:
-        """Return itself; refuse weights of points for a function that gives one mean for all of them."""
+        """Return itself; InputError for weights of rows if the function returns one mean for all of them."""
         few = torch.zeros(1, *known.outputs), known.targets[:1].clone()
         if known.weights is not None and not self.function(*few).dim():
             raise InputError(
@@ -324,7 +321,7 @@ class Loss(Likelihood):
         return self
 
     def with_functions_of(self, given: Self) -> Self:
-        """Return the given one, whose functions must have the names of these."""
+        """Return the given loss, whose functions must have the same names."""
         names = [[f and f.name for f in (loss.function, loss.output)] for loss in (self, given)]
         if names[0] != names[1]:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Classes: one of several, several at once, or ordered ones."""
+"""Likelihoods of classes: categorical, multi-label, ordinal."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -21,19 +21,18 @@ _GAIN, _LEAST_GAIN = 0.1, 0.05  # of the NLL, and in nats: what a temperature ga
 
 @dataclass(frozen=True, kw_only=True)
 class Categorical(Likelihood):
-    """Class labels; outputs are logits (member, batch, class), or dense ones with the classes on one axis.
+    """Class labels; outputs are logits (member, batch, class), or dense logits with the classes on one axis.
 
-    Targets are whole numbers, or one row of zeros with a single one (one-hot). Dense targets have the shape of the outputs
-    without the axis of classes: pixels (batch, height, width) for (batch, class, height, width), tokens (batch, time) for
-    (batch, time, class).
+    Targets are integers or one-hot rows. Dense targets have the shape of the outputs without the axis of classes: pixels (batch, height,
+    width) for (batch, class, height, width), tokens (batch, time) for (batch, time, class).
 
     Args:
-        axis: axis of the classes in the network's outputs, whose axis 0 is the batch; None where shapes leave no doubt.
-        ignore: a label whose positions do not count, neither in training nor in scores; None counts all.
+        axis: axis of the classes in the network's outputs, whose axis 0 is the batch; None infers it from the shapes.
+        ignore: a label that is ignored in training and in scores; None for no such label.
         smoothing: share of each label that is spread over all classes in training, from 0 to below 1.
-        class_weights: what a point of each class counts in training; empty for 1. The loss is the plain mean of weighted
-            losses, so weights that average 1 over the training rows keep its size.
-        unseen: classes that no training point has; found by `settled`, and said when targets hold one.
+        class_weights: weight of each class in training; empty for 1. The loss is the plain mean of weighted losses, so weights that average
+            1 over the training rows keep its scale.
+        unseen: classes without training rows; set by `settled`, named in messages about targets.
     """
 
     prediction: ClassVar[type[Predictive]] = Classification
@@ -83,7 +82,7 @@ class Categorical(Likelihood):
         return None if self.ignore is None else targets != self.ignore
 
     def read(self, targets: Tensor) -> Tensor:
-        """Return labels as whole numbers; one-hot rows as the place of their one."""
+        """Return labels as integers; one-hot rows as indices."""
         if self.axis is None and targets.dim() == 2:
             targets = targets[:, 0] if targets.shape[1] == 1 else targets.argmax(1)
         return targets.long()
@@ -123,7 +122,7 @@ class Categorical(Likelihood):
         return "the most frequent class" if accuracy <= shares.max() and score <= best else ""
 
     def miscalibrated(self, outputs: Tensor, targets: Tensor) -> str:
-        """Compare the members' mixture with itself at the temperature that suits the rows best."""
+        """Compare the members' mixture with itself at the best temperature for the rows."""
         if targets.dim() != 1 or outputs.dim() != 3 or self.ignore is not None or self.class_weights:
             return ""
         found = fit_temperature(outputs, targets)
@@ -137,7 +136,7 @@ class Categorical(Likelihood):
         return f"probabilities are too {flat}: with a temperature {rows}"
 
     def settled(self, known: Known) -> Self:
-        """Return it with the axis of dense classes, counted from the end, and the classes that no point has."""
+        """Return it with the axis of dense classes, counted from the end, and the classes without rows."""
         outputs, place = known.outputs, self._place(known.targets, known.outputs)
         settled = self if len(outputs) < 2 else replace(self, axis=place - len(outputs))
         if not known.whole or outputs[place] > _MOST_CLASSES:
@@ -146,7 +145,7 @@ class Categorical(Likelihood):
         return replace(settled, unseen=tuple(c for c in range(outputs[place]) if c not in seen))
 
     def _place(self, targets: Tensor, outputs: tuple[int, ...]) -> int:
-        """Return the place of the classes in the shape of one point's outputs; InputError where it is wrong or doubtful."""
+        """Return the axis of the classes in the shape of one row's outputs; InputError if it is wrong or ambiguous."""
         if len(outputs) < 2:
             return 0
         shape = tuple(targets.shape[1:])
@@ -190,7 +189,7 @@ def is_one_hot(targets: Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Bernoulli(Likelihood):
-    """Yes or no, once (binary) or for several labels at once; outputs are one logit for each label (member, batch, label).
+    """Yes or no, for one label (binary) or several; outputs are one logit for each label (member, batch, label).
 
     Dense outputs (batch, label, height, width) go with targets of the same shape, or without the label axis for one label.
     """
@@ -219,9 +218,9 @@ class Bernoulli(Likelihood):
 
 @dataclass(frozen=True, kw_only=True)
 class Ordinal(Likelihood):
-    """Ordered classes 0 < 1 < ... < K - 1; outputs are K - 1 numbers that make cumulative logits (member, batch, K - 1).
+    """Ordered classes 0 < 1 < ... < K - 1; outputs are K - 1 numbers that define cumulative logits (member, batch, K - 1).
 
-    P(y > k) = sigmoid(c_k) with c_0 the first output and c_k = c_(k-1) - softplus(output k): they fall, so every class has a
+    P(y > k) = sigmoid(c_k) with c_0 the first output and c_k = c_(k-1) - softplus(output k). The c_k decrease, so every class has a
     positive probability.
 
     Reference: McCullagh, "Regression Models for Ordinal Data", 1980, section 2 (proportional odds), with thresholds that the

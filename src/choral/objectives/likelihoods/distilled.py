@@ -1,4 +1,4 @@
-"""Soft targets: what an ensemble predicts for each point, learned by one network (`choral.distil`)."""
+"""Soft targets: the predictions of an ensemble, learned by one network (`choral.distil`)."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ _SHIFT = 6  # by which arguments of digamma are raised before its series
 
 
 def digamma(x: Tensor) -> Tensor:
-    """Return the digamma function of numbers of 1 or more, by operations that every runtime of exported graphs has.
+    """Return the digamma function of numbers of 1 or more, with operations that all runtimes of exported graphs support.
 
     >>> bool(torch.allclose(digamma(torch.tensor([1.0, 50.0])), torch.tensor([1.0, 50.0]).digamma()))
     True
@@ -30,15 +30,15 @@ def digamma(x: Tensor) -> Tensor:
 
 
 def expected_entropy(probs: Tensor, precision: Tensor, axis: int) -> Tensor:
-    """Return the mean entropy of categorical distributions drawn from a Dirichlet of this mean and precision, without the axis of classes."""
+    """Return the mean entropy of categorical distributions from a Dirichlet of this mean and precision, without the class axis."""
     inner = (probs * digamma(1 + precision * probs)).sum(axis)
     return digamma(1 + precision).squeeze(axis) - inner
 
 
 def matching_precision(probs: Tensor, epistemic: Tensor, axis: int) -> Tensor:
-    """Return the log precision at which a Dirichlet of this mean has this mutual information, one for the axis of classes.
+    """Return the log precision at which a Dirichlet of this mean has this mutual information, with a class axis of length 1.
 
-    It falls from the entropy of the mean to 0 as the precision rises, so halving a bracket finds it.
+    Mutual information falls from the entropy of the mean to 0 as the precision rises, so bisection finds it.
     """
     probs, wanted = probs.double(), epistemic.double().unsqueeze(axis)
     total = torch.special.entr(probs).sum(axis, keepdim=True)
@@ -52,7 +52,7 @@ def matching_precision(probs: Tensor, epistemic: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class DirichletClasses(Classification):
-    """Class probabilities and how sure they are: each member gives a Dirichlet with concentrations exp(logits)."""
+    """Class probabilities with their uncertainty: each member gives a Dirichlet with concentrations exp(logits)."""
 
     @cached_property
     def aleatoric(self) -> Tensor:
@@ -61,7 +61,7 @@ class DirichletClasses(Classification):
         return self.average(expected_entropy(self.member_probs, precision, self.axis))
 
     def cooled(self, temperature: Any) -> Self:
-        """Return the prediction with its probabilities at a fitted temperature; precisions stay."""
+        """Return the prediction with its probabilities at a fitted temperature; precisions are kept."""
         cool = temperature.apply(self.logits)
         kept = self.logits.logsumexp(self.axis, keepdim=True) - cool.logsumexp(self.axis, keepdim=True)
         return replace(self, logits=cool + kept)
@@ -71,18 +71,17 @@ class DirichletClasses(Classification):
 class SoftClasses(Likelihood):
     """Class probabilities as targets; outputs are logits (member, batch, class), or dense ones.
 
-    The loss is the cross-entropy. With a `level`, outputs are the logarithms of a Dirichlet's concentrations: their softmax is its mean, and
-    the sum of their exponentials, which a softmax leaves free, its precision. Targets then have one more entry on the axis of classes,
-    the logarithm of the precision, whose squared error is added.
+    The loss is the cross-entropy. With a `level`, outputs are the log concentrations of a Dirichlet: their softmax is its mean, and the sum of
+    their exponentials its precision. Targets then have one more entry on the class axis, the log precision, whose squared error is added.
 
     Args:
-        level: what was taken from the logarithms of precisions; None for no Dirichlet.
-        axis: of the classes, counted from the end.
+        level: offset of log precisions; None for no Dirichlet.
+        axis: axis of the classes, counted from the end.
 
     Reference: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531, section 2; Malinin et al., "Ensemble
     Distribution Distillation", 2020, arXiv:1905.00076, section 3.
-    Differs from the paper: precisions are those with the ensemble's mutual information instead of the likeliest ones for its members'
-    probabilities, so that the mean stays the ensemble's and no temperature is needed.
+    Differs from the paper: precisions match the ensemble's mutual information instead of maximizing the likelihood of its members'
+    probabilities, so that the mean remains the ensemble's and no temperature is needed.
     """
 
     prediction: ClassVar[type[Predictive]] = Classification
@@ -118,7 +117,7 @@ class SoftClasses(Likelihood):
 
 @dataclass(frozen=True)
 class SplitRegression(Regression):
-    """Gaussians whose variance has two parts: `member_epistemic` (member, batch, target) of `member_variances` is epistemic."""
+    """Gaussians whose variance has two parts: `member_epistemic` (member, batch, target) is the epistemic part of `member_variances`."""
 
     held: ClassVar[tuple[str, ...]] = ("member_means", "member_variances", "member_epistemic")
 
@@ -137,14 +136,15 @@ class SplitRegression(Regression):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftGaussian(Likelihood):
-    """A mean and the logarithms of variances as targets and outputs (batch, 3 * target): aleatoric, epistemic; or one, the variance of both.
+    """A mean and log variances as targets and outputs (batch, 3 * target): aleatoric and epistemic; or one, the total variance.
 
-    The loss is the sum of the divergences KL(taught || learned) of two Gaussians that differ in the mean alone, and in a variance alone.
+    The loss is the sum of KL(target || prediction) between Gaussians that differ in the mean only, and between Gaussians that differ in one
+    variance only.
 
     Args:
-        scale: what means were brought from, and standard deviations divided by.
-        level: what was taken from the logarithms of each variance, two of them or one.
-        shape: of one target in the data.
+        scale: offset of means, and divisor of means and standard deviations.
+        level: offsets of the log variances, two or one.
+        shape: shape of one target in the data.
     """
 
     prediction: ClassVar[type[Predictive]] = Regression

@@ -1,4 +1,4 @@
-"""Likelihoods of numbers: Gaussian noise, known, estimated or predicted; quantiles; distributions of torch for reals and counts."""
+"""Likelihoods of numbers: Gaussian noise (known, estimated or predicted), quantiles, other torch distributions, counts."""
 
 import math
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ _LARGE = 1e16  # deviation of targets whose predictions are float32, at most; on
 
 @dataclass(frozen=True, kw_only=True)
 class TargetScale(Value):
-    """What each target loses and is divided by before training.
+    """The offset and divisor of each target in training.
 
     Args:
         mean: one for each target (the last axis).
@@ -45,7 +45,7 @@ class TargetScale(Value):
 
     @classmethod
     def of(cls, targets: Tensor, weights: Tensor | None = None) -> Self:
-        """Return the scale of some targets (point, target), by the weights of points; columns of equal values keep theirs."""
+        """Return the scale of targets (row, target), weighted by rows; constant columns are not scaled."""
         columns = targets.double().reshape(-1, targets.shape[-1])
         shares = torch.ones(len(columns)) if weights is None else weights
         shares = (shares.double() / shares.double().sum()).unsqueeze(1)
@@ -56,7 +56,7 @@ class TargetScale(Value):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether float32 would round away what predictions differ by, or cannot hold their variance."""
+        """Whether float32 would round away differences between predictions, or cannot represent their variance."""
         return any(abs(m) > _FAR * s or not 1 / _LARGE < s < _LARGE for m, s in zip(self.mean, self.std))
 
     def apply(self, targets: Tensor) -> Tensor:
@@ -65,12 +65,12 @@ class TargetScale(Value):
         return ((targets.double() - mean.double()) / std.double()).to(targets.dtype)
 
     def undo(self, values: Tensor) -> Tensor:
-        """Return values (..., target) in units of the data, in float64 where float32 is too coarse for them."""
+        """Return values (..., target) in units of the data, in float64 if float32 is too coarse."""
         mean, std = self._as(values)
         return values * std + mean
 
     def widen(self, spreads: Tensor) -> Tensor:
-        """Return deviations (..., target) in units of the data."""
+        """Return standard deviations (..., target) in units of the data."""
         return spreads * self._as(spreads)[1]
 
     def _as(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,12 +86,12 @@ _TINY = 1e-12  # smallest noise variance that is estimated
 
 @dataclass(frozen=True, kw_only=True)
 class RealLikelihood(Likelihood, ABC):
-    """Real targets, trained in units of their own scale.
+    """Real targets, standardized for training.
 
     Args:
-        scale: of the targets, learned from the training data; None trains in the units of the data.
-        standardize: whether targets are brought to mean 0 and deviation 1 for training, which predictions undo; None does so unless
-            the likelihood says how large their noise is.
+        scale: the scale of the targets, from the training data; None trains in the units of the data.
+        standardize: whether to standardize targets for training, which predictions undo; None does so unless the likelihood fixes the
+            size of the noise.
     """
 
     scale: TargetScale | None = None
@@ -103,16 +103,16 @@ class RealLikelihood(Likelihood, ABC):
 
     @property
     def standardizes(self) -> bool:
-        """Whether targets are brought to mean 0 and deviation 1 unless `standardize` says otherwise."""
+        """The default of `standardize`."""
         return True
 
     def read(self, targets: Tensor) -> Tensor:
-        """Return targets as real numbers in units of training; whole numbers as float64, which holds them."""
+        """Return targets as real numbers in units of training; integers as float64."""
         found = real(targets, torch.float64)
         return found if self.scale is None else self.scale.apply(found)
 
     def settled(self, known: Known) -> Self:
-        """Return it with the scale of the training targets: of each, or of all positions of dense ones together."""
+        """Return it with the scale of the training targets, one for all positions of dense ones."""
         asked = self.standardize if known.standardize is None else known.standardize
         wanted = self.standardizes if asked is None else asked
         if not wanted or self.scale is not None:
@@ -158,9 +158,8 @@ class FixedGaussian(GaussianLikelihood):
     """Gaussian noise of one size; outputs are means (member, batch, target).
 
     Args:
-        precision: inverse variance of the noise in the units the network is trained in, one for all targets or one for each.
-            A number that is given is kept, and targets stay in their own units. None is trained as least squares in
-            standardized units; the noise is then estimated after training (`estimated`).
+        precision: inverse variance of the noise, one for all targets or one for each; targets are then not standardized. None trains by
+            least squares on standardized targets, and estimates the noise after training (`estimated`).
     """
 
     limits: ClassVar[Limits] = {"precision": POSITIVE}
@@ -169,7 +168,7 @@ class FixedGaussian(GaussianLikelihood):
 
     @property
     def standardizes(self) -> bool:
-        """Only where no precision is given: one that is belongs to the units of the data."""
+        """Whether no precision is given: a given one is in the units of the data."""
         return self.precision is None
 
     @property
@@ -206,9 +205,9 @@ class FixedGaussian(GaussianLikelihood):
         return self.precision is None
 
     def estimated(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Self:
-        """Return it with the precision under which the members' mixture gives some targets the best log score.
+        """Return it with the precision that maximizes the log score of the members' mixture.
 
-        Expectation maximization of one noise for each target, from the mean squared error of the members.
+        Expectation maximization of one noise for each target, starting at the mean squared error of the members.
         """
         means = columns(outputs).double()
         squares = (means - aligned(targets.double().expand(len(means), *targets.shape), means)).square()
@@ -263,10 +262,10 @@ class LearnedGaussian(GaussianLikelihood):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(RealLikelihood):
-    """Quantiles of real targets by the pinball loss; outputs are (member, batch, target * level), levels side by side.
+    """Quantiles of real targets by the pinball loss; outputs are (member, batch, target * level), with levels adjacent.
 
     Args:
-        levels: the shares, rising, between 0 and 1; the middle one is the point prediction.
+        levels: the probabilities, rising, between 0 and 1; the middle one is the point prediction.
 
     Reference: Koenker & Bassett, "Regression Quantiles", 1978, equation 3.1.
     """
@@ -304,7 +303,6 @@ class Quantiles(RealLikelihood):
 
 
 def _and_positive(outputs: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Return the first half of outputs (member, batch, output), and softplus of the second half plus a floor."""
     place, raw = outputs.chunk(2, 2)
     return place, F.softplus(raw) + floor
 
@@ -323,9 +321,9 @@ class _OfDistribution(Likelihood, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Family(_OfDistribution, RealLikelihood):
-    """Real targets of any torch distribution: a subclass says which one its outputs describe.
+    """Real targets with any torch distribution, which a subclass defines.
 
-    `outputs_each`, a fact of the class, is the number of outputs for one target (2 unless said otherwise).
+    The class attribute `outputs_each` is the number of outputs for one target (2 by default).
     """
 
     prediction: ClassVar[type[Predictive]] = Mixture
@@ -338,12 +336,12 @@ class Family(_OfDistribution, RealLikelihood):
 
 @dataclass(frozen=True, kw_only=True)
 class StudentT(Family):
-    """Student's t: Gaussian in the middle, with tails that outliers cannot pull; outputs are location and raw scale.
+    """Student's t, with heavy tails for outliers; outputs are location and raw scale.
 
     The scale is softplus of the second half of the outputs plus `floor`.
 
     Args:
-        df: degrees of freedom, above 2 so that there is a variance.
+        df: degrees of freedom, above 2 so that the variance is finite.
         floor: smallest scale, in units of training.
     """
 
@@ -358,7 +356,7 @@ class StudentT(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Family):
-    """Laplace's distribution, whose location is a median: absolute errors count; outputs are location and raw scale.
+    """Laplace's distribution, for absolute errors; outputs are location (the median) and raw scale.
 
     Args:
         floor: smallest scale, in units of training.
@@ -377,7 +375,7 @@ class CountLikelihood(_OfDistribution):
     """Counts 0, 1, 2, ...; their mean is `base` times the exponential of an output.
 
     Args:
-        base: the mean count that an output of 0 stands for; that of the training targets if None.
+        base: the mean count at an output of 0; by default the mean of the training targets.
     """
 
     prediction: ClassVar[type[Predictive]] = Counts
@@ -418,7 +416,7 @@ class Poisson(CountLikelihood):
 
 @dataclass(frozen=True, kw_only=True)
 class NegativeBinomial(CountLikelihood):
-    """Counts that vary more than a Poisson's: variance mean + mean^2 / r; outputs are log(mean / base) and raw r.
+    """Overdispersed counts: variance mean + mean^2 / r; outputs are log(mean / base) and raw r.
 
     r is softplus of the second half of the outputs plus `floor`.
 
