@@ -19,26 +19,26 @@ _TOLERANCE = 1e-4
 class CompactResult(Solution):
     """A compacted network, and how it was made.
 
-    Its values are those that `slice_params` takes with the form, after the folds were added.
+    Its values are those of `slice_params` with the form, after the folds were added.
     """
 
     network: nn.Module
 
 
 def compact(network: nn.Module, keep: Mapping[str, Tensor], example_input: Example) -> CompactResult:
-    """Return a smaller network with the outputs that the network has, in evaluation mode, without some neurons.
+    """Return a smaller network with the same outputs in evaluation mode, without some neurons.
 
-    A removed neuron has zero weights and bias. Rows are removed with the matching columns of all that reads them,
+    A removed neuron has zero weights and bias. Rows are removed with the matching columns of all their readers,
     through normalization, pooling, flattening, sums, products, concatenations and depthwise or grouped convolutions. A
-    removed neuron that still emits a constant (the shift of a BatchNorm behind it) is folded into the bias of the next
-    layer; where the bias cannot represent it (zero-padding, no bias), one such neuron stays, and its outgoing weights
-    take over those of the others. Channels that cannot go - summed with live ones, under the statistics of a LayerNorm,
-    read by attention or by a function with no rule - stay; `kept` names them. The result is run on the example
-    next to the original; layers whose removal changes anything stay whole.
+    removed neuron that still emits a constant (the shift of a BatchNorm after it) is folded into the bias of the next
+    layer; if the bias cannot represent it (zero-padding, no bias), one such neuron stays, and its outgoing weights
+    take over those of the others. Channels that cannot be removed - summed with live ones, under the statistics of a LayerNorm,
+    read by attention or by a function without a rule - stay; `kept` names them. The result is compared with the original on the
+    example; layers whose removal changes anything stay whole.
 
     Args:
         network: any network; it is not changed.
-        keep: True for the output channels that stay, (output channel,) by layer name; other layers stay whole.
+        keep: True for the output channels to keep, (output channel,) by layer name; other layers stay whole.
         example_input: one input batch, or a tuple of the arguments of the network's `forward`.
 
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -74,7 +74,7 @@ def _untouched(keep: Mapping[str, Tensor], dead: nn.Module) -> CompactResult:
 
 
 def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: object) -> nn.Module | None:
-    """Return the small network, or None if it gives something else."""
+    """Return the small network, or None if its outputs differ."""
     try:
         whole = copy.deepcopy(dead)
         parameters = dict(whole.named_parameters())

@@ -2,8 +2,8 @@
 
     {"axes": {"fc1.weight": {"0": [0, 2, 5]}, ...}, "attributes": {"fc1": {"out_features": 3}, ...}}
 
-`axes` lists the kept indices along the shortened axes; whatever it does not name stays whole. `attributes` are the
-sizes that layers state about themselves. A form holds no values: a small network is rebuilt from a freshly built one.
+`axes` lists the kept indices along the shortened axes; other tensors stay whole. `attributes` are sizes that layers have as attributes. A
+form contains no values: a small network is rebuilt from a newly built one.
 """
 
 import copy
@@ -24,9 +24,9 @@ _KNOWN = {*SIZES, "in_features", "in_channels", "groups", "num_groups"}
 
 
 def slice_params(params: Params, form: Form) -> Params:
-    """Return the entries a form keeps, of parameters, buffers or anything with their names and shapes (momenta, masks).
+    """Return the entries that a form keeps, of parameters, buffers or tensors of their names and shapes (momenta, masks).
 
-    Names that the form does not mention are returned as they are.
+    Other tensors are returned as they are.
 
     >>> slice_params({"fc.weight": torch.arange(6).view(3, 2)}, {"axes": {"fc.weight": {"0": [0, 2]}}})
     {'fc.weight': tensor([[0, 1],
@@ -56,10 +56,9 @@ def _slice(name: str, value: Tensor, axes: Mapping[str, list[int]]) -> Tensor:
 
 
 def shrink(network: nn.Module, form: Form) -> nn.Module:
-    """Return a new network with the smaller layers that a form describes; needs no data, the given one stays as it is.
+    """Return a new network with the smaller layers of a form; needs no data, and does not change the given one.
 
-    The kept values are those of the given network; load others with `load_state_dict`. Sizes of a layer that stands for a plain one, its
-    `settings`, are set there.
+    Kept values are those of the given network; load others with `load_state_dict`. Sizes of a converted layer are set in its `settings`.
 
     >>> form = {"axes": {"weight": {"0": [1]}, "bias": {"0": [1]}}, "attributes": {"": {"out_features": 1}}}
     >>> shrink(nn.Linear(3, 2), form)

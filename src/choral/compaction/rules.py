@@ -1,8 +1,8 @@
-"""Rules of the tracer: what each layer or function does to channels, and which it reads.
+"""Rules of the tracer: how each layer or function maps channels, and which it reads.
 
-Rules return the channels of the result (None where it has none that could be removed), or NotImplemented, which locks all channels
-that the call reads. Those of `RULES` get the tracer, the call and the call's own arguments. Those of `ALONG` are for functions of one tensor
-and get its channels in its place; the tracer asks them only where it has some.
+Rules return the channels of the result (None if none of them could be removed), or NotImplemented, which locks all channels that the call
+reads. Rules in `RULES` get the tracer, the call and its arguments. Rules in `ALONG` are for functions of one tensor and get its channels
+instead; they are only called if there are some.
 """
 
 import inspect
@@ -17,7 +17,6 @@ from choral.compaction.tracer import Call, Channels, Rule, Tracer, Use
 
 
 def _outputs(tracer: Tracer, weight: Tensor, bias: Tensor | None, axis: int) -> Channels:
-    """Return new output channels: constant, equal to the bias, where the row of the weight is zero."""
     units = tracer.units.fresh(weight.shape[0])
     name = tracer.names[id(weight)]
     tracer.rows.setdefault(name, units)
@@ -29,7 +28,6 @@ def _outputs(tracer: Tracer, weight: Tensor, bias: Tensor | None, axis: int) -> 
 
 
 def _are_own(tracer: Tracer, *tensors: Tensor | None) -> bool:
-    """Return whether tensors are parameters or buffers as they are, not computed ones."""
     return all(t is None or id(t) in tracer.names for t in tensors)
 
 
@@ -107,7 +105,6 @@ def _grouped(
 
 
 def _tie_columns(tracer: Tracer, units: Tensor) -> None:
-    """Tie all units of each row of (group, channel)."""
     if units.shape[1] > 1:
         tracer.units.tie(units[:, :1].expand_as(units).flatten(), units.flatten())
 
@@ -178,9 +175,9 @@ def _prelu(tracer: Tracer, call: Call, channels: Channels, weight: Tensor) -> An
 
 
 def moved(channels: Channels, source: Tensor, function: Callable[[Tensor], Tensor]) -> Channels | None:
-    """Return the channels behind a function that moves the numbers of a tensor, or takes their means or extremes over other axes.
+    """Return the channels after a function that moves the entries of a tensor, or takes their means or extremes over other axes.
 
-    The same is done with the numbers of the channels, which shows where they end; None where no single axis holds them all.
+    The function is applied to the channel numbers, which shows where they end; None if no single axis has them all.
 
     >>> channels = Channels(1, torch.tensor([7, 8]), torch.zeros(2))
     >>> moved(channels, torch.zeros(5, 2, 3), lambda t: t.flatten(1)).units.tolist()
@@ -200,7 +197,6 @@ def moved(channels: Channels, source: Tensor, function: Callable[[Tensor], Tenso
 
 
 def _moved(tracer: Tracer, call: Call, channels: Channels, *index: Any, **_: Any) -> Any:
-    """Moves, means and extremes."""
     entries = index[0] if isinstance(index[0] if index else None, tuple) else index
     chosen = call.name == "__getitem__" and any(hasattr(entry, "__len__") for entry in entries)  # by a list or tensor
     if chosen or not isinstance(call.result, Tensor):
@@ -210,7 +206,6 @@ def _moved(tracer: Tracer, call: Call, channels: Channels, *index: Any, **_: Any
 
 
 def _same(tracer: Tracer, call: Call, channels: Channels, *_: Any, **__: Any) -> Any:
-    """Copies and conversions."""
     return channels
 
 
@@ -237,7 +232,6 @@ def _joined(axis: int, parts: Sequence[Channels]) -> Channels:
 
 
 def _fixed(tracer: Tracer, count: int, like: Channels, value: float) -> Channels:
-    """Return channels that come from no layer and have to stay."""
     units = tracer.units.fresh(count)
     tracer.units.lock(units)
     return Channels(0, units, torch.full((count,), value, dtype=like.constants.dtype))
@@ -331,7 +325,7 @@ def _binary(tracer: Tracer, call: Call, input: Any, other: Any, *, alpha: float 
 
 
 def _values(tracer: Tracer, tensor: Tensor, channels: Channels | None, partner: Channels, axis: int) -> Tensor | None:
-    """Return an operand's constants, (channel,): its own, a parameter's, NaN if unknown; None if it must lock."""
+    """Return an operand's constants, (channel,): its own, a parameter's, NaN if unknown; None if it must be locked."""
     if channels is not None:
         return channels.constants
     count = partner.units.numel()
@@ -395,7 +389,7 @@ _SAME = {"axis": "dim", "use_input_stats": "training"}  # names of arguments tha
 
 
 def apply(tracer: Tracer, call: Call) -> Any:
-    """Return what the rule of a called function gives, or NotImplemented."""
+    """Return the result of the rule of a called function, or NotImplemented."""
     name = call.name if call.name.startswith("__") else call.name.rstrip("_")
     source, given = next(iter(call.args), None), call.args
     rule = RULES.get(name)

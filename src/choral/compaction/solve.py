@@ -1,4 +1,4 @@
-"""From a traced network to what can be removed: the form, the constants to fold, tied layers, and what is kept and why."""
+"""From a traced network to the result: the form, the constants to fold, tied layers, and what is kept and why."""
 
 import copy
 from collections import Counter
@@ -21,13 +21,13 @@ Example: TypeAlias = Batch | tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Fold:
-    """What a layer takes over from removed input channels that emit constants.
+    """Constants of removed input channels that a layer takes over.
 
     Args:
         weight: name of the layer's weight.
         bias: name of its bias; None if the column of a carrier takes the constants over.
         channels: the removed input channels.
-        constants: what they emit, relative to the carrier if there is one.
+        constants: their constants, relative to the carrier if there is one.
         carrier: an input channel that stays and emits a constant.
     """
 
@@ -48,14 +48,14 @@ class Fold:
         return ... if self.bias else (slice(None), self.carrier)
 
     def added(self, weight: Tensor, *, power: int = 1) -> Tensor:
-        """Return what is added to the target, given the weight; `power` 2 adds variances of independent weights."""
+        """Return the addend of the target, given the weight; `power` 2 adds variances of independent weights."""
         columns = weight[:, self.channels.to(weight.device)]
         return torch.einsum("oi...,i->o" if self.bias else "oi...,i->o...", columns, self.constants.to(weight) ** power)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What to do: the form, the folds before it, the channels that were asked to go but stay, and how many go, by layer."""
+    """The form, the folds before it, the requested channels that stay, and how many are removed, by layer."""
 
     form: Form
     folds: tuple[Fold, ...]
@@ -70,11 +70,11 @@ def run(network: nn.Module, example: Example) -> Any:
 
 
 class Untraceable(Exception):
-    """A network that runs by itself but not while it is watched; it stays whole."""
+    """A network that fails under the tracer; it stays whole."""
 
 
 def checked(network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the keep-vectors as bool; raises InputError for a layer that does not exist or has another width."""
+    """Return the keep-vectors as bool; InputError for a layer that does not exist or has another width."""
     modules = dict(network.named_modules())
     result: dict[str, Tensor] = {}
     for layer, vector in keep.items():
@@ -104,7 +104,7 @@ def masked(network: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
 
 
 def traced(network: nn.Module, keep: Mapping[str, Tensor], example: Example, *, silence: bool = False) -> Tracer:
-    """Return what one forward pass in evaluation mode tells about the channels of a network with removed neurons."""
+    """Trace one forward pass in evaluation mode of a network with removed neurons."""
     watched = masked(network, keep).eval()
     canonical = _canonical(watched)
     dead: dict[str, Tensor] = {}
@@ -127,18 +127,18 @@ def _weight(layer: str) -> str:
 
 
 def _canonical(network: nn.Module) -> dict[str, str]:
-    """Return for every name of a parameter or buffer the first name of the same tensor."""
+    """Return the first name of the tensor of every parameter or buffer."""
     every = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in every}
 
 
 def solve(network: nn.Module, keep: Mapping[str, Tensor], tracer: Tracer, refused: Collection[str] = ()) -> Solution:
-    """Return what can be removed; of `refused` layers nothing is.
+    """Return what can be removed, except in `refused` layers.
 
-    A unit goes if the removal of one of its channels was asked for, nothing locks it, and wherever a layer mixes it
-    with others it is a constant which the layer's bias can take over. Where the bias cannot (there is none, or zeros are
-    padded around the input), the largest constant stays and the columns of the others are added to its own.
+    A unit is removed if the removal of one of its channels was requested, nothing locks it, and wherever a layer mixes it with others it is a
+    constant that the layer's bias can take over. If the bias cannot (there is none, or zeros are padded around the input), the largest
+    constant stays and the columns of the others are added to its own.
     """
     roots = tracer.units.roots()
     canonical = _canonical(network)
@@ -210,7 +210,7 @@ def _form(network: nn.Module, tracer: Tracer, gone: Tensor) -> Form:
 def _attributes(
     owner: str, module: nn.Module, axes: Mapping[str, Mapping[str, list[int]]], tracer: Tracer, gone: Tensor
 ) -> dict[str, int]:
-    """Return the new sizes of a layer, under the names by which it states them."""
+    """Return the new sizes of a layer, by attribute."""
     stated = {name: size for name, size in vars(module).items() if isinstance(size, int)}
     weight = module._parameters.get("weight")
     cut = axes.get(_weight(owner), {})
@@ -233,11 +233,10 @@ def _attributes(
 
 
 def tied_groups(network: nn.Module, example_input: Example) -> list[list[str]]:
-    """Return the layers that must lose the same neurons to lose any: their outputs are summed, multiplied, or feed a
-    depthwise convolution one to one.
+    """Return groups of layers that can only lose the same neurons: their outputs are summed, multiplied, or feed a depthwise convolution.
 
-    Give them as `groups` to the functions of `choral.masks`. Layers that are tied only in part are not listed, nor any
-    of a network that cannot be traced.
+    Pass them as `groups` to the functions of `choral.masks`. Layers that are tied only in part are not listed, nor those of a network that
+    cannot be traced.
 
     Args:
         network: any network; it is not changed.
@@ -255,16 +254,15 @@ def tied_groups(network: nn.Module, example_input: Example) -> list[list[str]]:
 
 
 def neuron_param_mask(network: nn.Module, keep: Mapping[str, Tensor], example_input: Example) -> dict[str, Tensor]:
-    """Return the masks of all parameters that belong to removed neurons: rows, biases, and what acts on them alone.
+    """Return the masks of all parameters of removed neurons: rows, biases, and parameters that act on them only.
 
-    The scale and shift of a BatchNorm behind a removed neuron (and any other parameter that only ever meets its
-    constant: a PReLU slope, the row of a depthwise convolution) are masked with it. Then a removed neuron is silent
-    all the way to the next layer, and compaction removes it with nothing to fold. In a network that cannot be traced
-    only rows and biases are found.
+    The scale and shift of a BatchNorm after a removed neuron (and any other parameter that only acts on its constant: a PReLU slope, the row of
+    a depthwise convolution) are masked with it. Then a removed neuron emits zero up to the next layer, and compaction has nothing to fold. In
+    a network that cannot be traced only rows and biases are found.
 
     Args:
         network: any network; it is not changed.
-        keep: True for the output channels that stay, by layer name.
+        keep: True for the output channels to keep, by layer name.
         example_input: as in `compact`.
     """
     wanted = checked(network, keep)

@@ -1,9 +1,8 @@
-"""The tracer: one forward pass on an example, recorded call by call, to learn which channels depend on which.
+"""The tracer: one forward pass on an example, recorded call by call, to find which channels depend on which.
 
-Every call of a torch function goes through `Tracer`. It knows for each tensor along which axis its channels lie, to
-which units they belong and which of them are constants; a rule for each known function says what follows for its
-result. A function without a rule locks the channels it reads. So whatever a network does in its `forward`, a channel
-counts as removable only after every step it goes through was understood.
+Every call of a torch function goes through `Tracer`. For each tensor it knows the axis of the channels, their units, and which of them are
+constants; the rule of a function gives the same for its result. A function without a rule locks the channels it reads. So a channel is
+removable only if every function it passes through has a rule.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +19,9 @@ class Channels:
     """What is known about the channels along one axis of a tensor.
 
     Args:
-        axis: which axis, from 0.
+        axis: the axis, from 0.
         units: the unit of every channel, (channel,).
-        constants: the value a channel has at every place and for every input, (channel,); NaN where it varies.
+        constants: the constant value of a channel, at all places and for all inputs, (channel,); NaN if it varies.
     """
 
     axis: int
@@ -34,7 +33,7 @@ class Channels:
         return Channels(self.axis, self.units, constants.to(self.constants))
 
     def zero_only(self) -> "Channels":
-        """Return the channels with every constant but zero forgotten."""
+        """Return the channels with all constants but zero unknown."""
         return self.valued(self.constants.where(self.constants == 0, torch.nan))
 
 
@@ -90,14 +89,14 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Use:
-    """Channels read by a layer that mixes them: they can go only if they are constants its bias can take over.
+    """Channels read by a layer that mixes them: removable only if they are constants that its bias can take over.
 
     Args:
         units: units of the input channels.
-        constants: their constants, NaN where they vary.
+        constants: their constants, NaN if they vary.
         weight: name of the layer's weight.
         bias: name of its bias, or None.
-        padded: whether zeros are added around the input, so that only a zero constant is a constant for the layer.
+        padded: whether zeros are padded around the input, so that only a zero constant is constant for the layer.
     """
 
     units: Tensor
@@ -130,22 +129,22 @@ def tensors_in(item: Any) -> Iterator[Tensor]:
 
 
 class Tracer(TorchFunctionMode):
-    """Watches one forward pass and collects what is known about channels.
+    """Observes one forward pass and collects what is known about channels.
 
     Args:
-        network: the network that will run; hooks for the names of its modules stay on it, so give a copy.
-        dead: rows known to be zero, (output channel,) by weight name.
-        rules: applies what is known of a function to a call of it; NotImplemented if nothing is.
-        silence: pretend that parameters which act on single channels (norm scales and shifts) are zero where the
-            channel is a constant, and collect them in `silenced`.
+        network: the network to run; hooks for the names of its modules remain on it, so pass a copy.
+        dead: zero rows, (output channel,) by weight name.
+        rules: applies the rule of a function to a call; NotImplemented if there is none.
+        silence: treat parameters that act on single channels (norm scales and shifts) as zero where the channel is a constant, and collect
+            them in `silenced`.
 
     Attributes:
         units: the units.
         bound: units along an axis of a parameter or buffer, by (name, axis).
         rows: units of a layer's output channels, by the name of its weight.
-        uses: all readings by layers that mix channels.
+        uses: all uses by layers that mix channels.
         elsewhere: parameters used by calls without a rule.
-        norms: units of the channels a normalization module reads, by module name.
+        norms: units of the channels that a normalization module reads, by module name.
         silenced: False where a parameter would be silenced, (channel,) by name.
     """
 
@@ -189,7 +188,7 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the call and note what follows from it."""
+        """Run the call and record its effect on channels."""
         kwargs = kwargs or {}
         before = [(t, self.channels(t)) for t in tensors_in((args, kwargs))]
         call = Call(func, getattr(func, "__name__", "call"), args, kwargs, func(*args, **kwargs))
@@ -235,15 +234,15 @@ class Tracer(TorchFunctionMode):
             self.units.lock(channels.units)
 
     def channels(self, tensor: Any) -> Channels | None:
-        """Return what is known of a tensor's channels; nothing of other arguments."""
+        """Return the channels of a tensor, None for other arguments."""
         return self._seen.get(id(tensor), (None, None))[1]
 
     def name(self, tensor: Any) -> str | None:
-        """Return the name of a parameter or buffer, or of the one this tensor is only another shape of."""
+        """Return the name of a parameter or buffer, also of a reshaped one."""
         return self.names.get(id(tensor)) or self._vectors.get(id(tensor), (None, None, False))[1]
 
     def vector(self, tensor: Tensor) -> tuple[str, bool] | None:
-        """Return the name of a parameter with one long axis that a tensor holds, and whether unchanged in value."""
+        """Return the name of a parameter with one long axis in a tensor, and whether its values are unchanged."""
         if sum(size > 1 for size in tensor.shape) > 1:
             return None
         if id(tensor) in self.names:
@@ -252,7 +251,7 @@ class Tracer(TorchFunctionMode):
         return None if held is None else held[1:]
 
     def note_vector(self, tensor: Tensor, source: Tensor, *, unchanged: bool) -> bool:
-        """Note that a tensor holds a parameter with one long axis in another shape or after an elementwise function."""
+        """Record that a tensor is a parameter with one long axis, reshaped or after an elementwise function."""
         held = self.vector(source)
         if held is None or tensor.numel() != source.numel():
             return False
@@ -261,7 +260,7 @@ class Tracer(TorchFunctionMode):
         return True
 
     def bind(self, name: str, axis: int, units: Tensor | None) -> None:
-        """Note that an axis of a parameter belongs to units, or with None that it must stay as long as it is."""
+        """Bind an axis of a parameter to units, or with None fix its length."""
         self._bound_now.add(name)
         if units is None:
             self._pinned.add((name, axis))
@@ -271,7 +270,7 @@ class Tracer(TorchFunctionMode):
             self.bound[name, axis] = units
 
     def act(self, tensor: Tensor, channels: Channels) -> Tensor | None:
-        """Bind a parameter that acts on each channel by itself and return its values, (channel,), or None.
+        """Bind a parameter that acts on each channel separately and return its values, (channel,), or None.
 
         In a silencing pass its values are zero where the channel is a constant.
         """
@@ -287,7 +286,7 @@ class Tracer(TorchFunctionMode):
         return values
 
     def silence(self, name: str | None, constants: Tensor) -> bool:
-        """Note that a parameter only meets constants at some channels; return whether to take it as zero there."""
+        """Record that a parameter acts only on constants at some channels; return whether to treat it as zero there."""
         if not self._silence or name not in self._parameters:
             return False
         varies = constants.isnan()
@@ -295,7 +294,7 @@ class Tracer(TorchFunctionMode):
         return True
 
     def finish(self, outputs: Any) -> None:
-        """Lock what the network returns, and all that is bound to parameters which are also used in unknown ways."""
+        """Lock the network's outputs, and all that is bound to parameters with unknown uses."""
         self._lock([c for c in map(self.channels, tensors_in(outputs)) if c is not None])
         for (name, axis), units in self.bound.items():
             if name in self.elsewhere or (name, axis) in self._pinned:

@@ -1,4 +1,4 @@
-"""The corruptions by name, what they share (resampling, color, random numbers for each row), and how they are applied.
+"""The corruptions by name, their common parts (resampling, color, random numbers for each row), and `corrupt`.
 
 Lengths are for 32 x 32 images and grow with the image.
 """
@@ -48,14 +48,14 @@ _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 def grey_of(images: Array) -> Array:
-    """Return the grey value of each pixel, (..., 1): luma of three channels, else the mean of the channels."""
+    """Return the grey value of each pixel, (..., 1): luma of three channels, else their mean."""
     if images.shape[-1] == 3:
         return (images @ _LUMA)[..., None]
     return images.mean(-1, keepdims=True)
 
 
 def in_channels(rgb: Array, channels: int) -> Array:
-    """Return RGB values (..., 3) for images of `channels` channels: as they are for three, else their grey."""
+    """Return RGB values (..., 3) for images of `channels` channels: unchanged for three, else their grey value."""
     if channels == 3:
         return rgb
     return np.repeat((rgb @ _LUMA)[..., None], channels, -1)
@@ -87,15 +87,15 @@ def with_saturation(images: Array, multiply: float, add: float) -> Array:
 
 
 def pixel_scale(images: Array) -> float:
-    """Return what lengths given for 32 x 32 images are multiplied by: the shorter side / 32, never below 1.
+    """Return the factor of lengths for 32 x 32 images: the shorter side / 32, at least 1.
 
-    The published lengths are fractions of a pixel at 32; making them smaller still would leave tiny images untouched.
+    Shorter lengths would leave tiny images unchanged.
     """
     return max(1.0, min(images.shape[1:3]) / 32.0)
 
 
 def linear_matrix(positions: Array, size: int) -> Array:
-    """Return (position, size) weights that read a line of `size` pixels at real positions, ends held."""
+    """Return (position, size) weights that interpolate a line of `size` pixels at real positions, with edge values outside."""
     positions = np.clip(np.asarray(positions, dtype=np.float64), 0, size - 1)
     left = np.minimum(np.floor(positions).astype(int), max(size - 2, 0))
     part = positions - left
@@ -152,7 +152,7 @@ def warp(images: Array, y: Array, x: Array) -> Array:
 
 
 def line_blur(images: Array, angles: Array, *, radius: float, sigma: float) -> Array:
-    """Return each image smeared along its own direction (row,) in degrees: a one-sided Gaussian of pixels behind each pixel.
+    """Return each image blurred along its own direction (row,) in degrees by a one-sided Gaussian.
 
     The line is 2 radius + 1 pixels long, and sigma the standard deviation along it in pixels.
     """
@@ -210,7 +210,7 @@ _ZOOM = (1.06, 1.11, 1.16, 1.21, 1.26)  # largest factor, excluded
 
 
 def smooth(images: Array, sigma: float) -> Array:
-    """Return (row, height, width, ...) smoothed by a Gaussian within each image, edges held."""
+    """Return (row, height, width, ...) smoothed by a Gaussian within each image, with edge values outside."""
     from scipy.ndimage import gaussian_filter
 
     return gaussian_filter(images, (0, sigma, sigma, *[0] * (images.ndim - 3)), mode="nearest")
@@ -252,10 +252,10 @@ def _convolve(images: Array, kernel: Array) -> Array:
 
 
 def glass_blur(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Smooth, take every pixel from a random neighbor, smooth again: frosted glass.
+    """Smooth, replace every pixel by a random neighbor, smooth again: frosted glass.
 
-    The published code means to swap neighbors, but its swap of array views only copies, from up to `reach` pixels before and
-    `reach` - 1 after; that is what its images show and what is done here.
+    The published code means to swap neighbors, but its swap of array views only copies, from up to `reach` pixels before and `reach` - 1 after;
+    this function does the same.
     """
     sigma, reach, rounds = _GLASS[severity - 1]
     scale = pixel_scale(images)
@@ -318,9 +318,8 @@ def plasma(noise: Array, decay: float) -> Array:
 def frost_crystals(size: int) -> tuple[Array, ...]:
     """Return five frost pictures, uint8 (size, size, 3); always the same ones.
 
-    Plates grow from random seeds. Each plate carries needles: ridges that fan out from its seed like the barbs of a
-    feather; plates meet in bright seams, and clouds make some of the pane thinner than the rest. Brightness and tint
-    are those of photographs of frozen windows.
+    Plates grow from random seeds. Each plate has needles, ridges that fan out from its seed; plates meet in bright seams, and clouds make some
+    of the ice thinner. Brightness and tint are those of photographs of frozen windows.
     """
     side = 1 << max(5, (size - 1).bit_length())
     levels = (0.50, 0.80, 0.72, 0.60, 0.48)
@@ -382,7 +381,7 @@ def _noise_layer(images: Array, draws: RowDraws) -> Array:
 
 
 def snow(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Whiten the image and add flakes, smeared as they fall, twice (once turned by 180 degrees)."""
+    """Whiten the image and add flakes, blurred in the direction of falling, twice (once turned by 180 degrees)."""
     mean, deviation, zoom, threshold, radius, sigma, keep = _SNOW[severity - 1]
     height, width = images.shape[1:3]
     flakes = zoom_center((mean + deviation * _noise_layer(images, draws))[..., None], zoom)
@@ -425,9 +424,9 @@ def brightness(images: Array, severity: int, draws: RowDraws) -> Array:
 
 
 def spatter(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Throw drops of water (a pale tint, brighter at the middle of a drop) or mud at the lens.
+    """Add drops of water (a pale tint, brighter in the middle of a drop) or mud.
 
-    Differs from the published code, which lights water drops by a chain of edge detection and embossing.
+    Differs from the published code, which lights water drops by edge detection and embossing.
     """
     mean, deviation, sigma, threshold, intensity, mud = _SPATTER[severity - 1]
     height, width, channels = images.shape[1:]
@@ -467,20 +466,20 @@ _QUALITY = (80, 65, 58, 50, 40)
 
 
 def contrast(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Pull every value towards the mean of its channel in its image."""
+    """Move every value towards the mean of its channel in its image."""
     means = images.mean((1, 2), keepdims=True)
     return (images - means) * _CONTRAST[severity - 1] + means
 
 
 def saturate(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Drain or deepen the colors; for RGB images only."""
+    """Reduce or increase saturation; for RGB images only."""
     if images.shape[-1] != 3:
         raise InputError(f"images have {images.shape[-1]} channels; saturate needs 3 (RGB): leave it out.")
     return with_saturation(images, *_SATURATE[severity - 1])
 
 
 def elastic_transform(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Shear and shift the image a little, then let every pixel wander by a smooth random displacement."""
+    """Shear and shift the image a little, then displace every pixel by a smooth random field."""
     from scipy.ndimage import gaussian_filter
 
     reach, smoothness, jitter = _ELASTIC[severity - 1]
@@ -511,7 +510,7 @@ def _random_affine(images: Array, moves: Array) -> Array:
 
 
 def pixelate(images: Array, severity: int, draws: RowDraws) -> Array:
-    """Shrink by averaging boxes and blow up again without smoothing."""
+    """Downsample by averaging boxes and upsample without smoothing."""
     # What a block measures beyond one pixel grows with the image; for 32 x 32 this is the published factor.
     factor = 1 / (1 + (1 / _PIXELATE[severity - 1] - 1) * pixel_scale(images))
     height, width = images.shape[1:3]
@@ -559,17 +558,17 @@ _BLOCK = 1 << 20  # values of one block of rows
 def corrupt(images: Array, name: str, *, severity: int, seed: int = 0, first_row: int = 0) -> Array:
     """Return corrupted copies of the images.
 
-    Every row has random numbers of its own, decided by (seed, name, row) alone: corrupting rows 100 to 199 with
-    `first_row=100` gives rows 100 to 199 of the whole, and a higher severity strengthens the same pattern.
+    Each row has its own random numbers, determined by (seed, name, row): corrupting rows 100 to 199 with `first_row=100` gives rows 100 to 199
+    of the whole, and a higher severity strengthens the same pattern.
 
     Args:
         images: uint8 (row, height, width, channel) of any size and number of channels.
         name: one of `COMMON` or `EXTRA`.
         severity: 1 (mild) to 5 (strong), the published settings in the published order. The mean absolute change rises at
-            every step for most; spatter turns from water to mud at 4, saturate from draining to deepening at 3, frost
+            every step for most; spatter changes from water to mud at 4, saturate from reducing to increasing at 3, frost
             and elastic_transform grow by hiding and by local warps instead, glass_blur smooths again at 3 and 5.
-        seed: root seed.
-        first_row: place of the first row in the whole data set.
+        seed: the seed.
+        first_row: number of the first row in the whole data set.
 
     Reference: Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
     Perturbations", 2019, arXiv:1903.12261, with the published constants for 32 x 32 images; lengths in pixels grow

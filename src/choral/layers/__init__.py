@@ -1,4 +1,4 @@
-"""Layers and converters: plain modules usable alone, in anybody's training loop."""
+"""Layers and converters: plain modules that also work in your own training loop."""
 
 from choral.base.values import offered
 from choral.layers.attention import OpenAttention, open_attention

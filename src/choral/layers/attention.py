@@ -1,11 +1,10 @@
-"""Attention and other linear maps as separate `nn.Linear` layers, so that they can be converted like any other.
+"""Attention and other linear maps as separate `nn.Linear` layers, so that they can be converted.
 
-`nn.MultiheadAttention` keeps three projections in one parameter and reads the weights of the fourth without calling
-it; a layer put in its place would never run. `open_attention` replaces it by an equal module whose four projections
-are ordinary `nn.Linear` layers.
+`nn.MultiheadAttention` keeps three projections in one parameter and reads the weights of the fourth without calling it; a replaced layer
+would never run. `open_attention` replaces it by an equal module whose four projections are ordinary `nn.Linear` layers.
 
-Other linear maps are found by a dry run, exchanged for `nn.Linear` before a network is converted, and put back in members:
-transformers' `Conv1D` (GPT-2), whose weight is (input, output), is one.
+Other linear maps are detected by a dry run, replaced by `nn.Linear` before a network is converted, and put back in members, such as
+transformers' `Conv1D` (GPT-2), whose weight is (input, output).
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ class OpenAttention(nn.Module):
     """Multi-head attention with four linear layers: `query`, `key`, `value` and `out`.
 
     Args:
-        attention: the plain attention, whose weights are copied and whose settings are kept.
+        attention: the plain attention; weights are copied and settings kept.
 
     Shapes: those of `nn.MultiheadAttention`, with or without batch_first.
 
@@ -108,12 +107,12 @@ def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def open_attention(network: nn.Module, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> nn.Module:
-    """Return a copy of the network in which `nn.MultiheadAttention` is replaced by `OpenAttention`.
+    """Return a copy of the network with `OpenAttention` in place of `nn.MultiheadAttention`.
 
     Args:
         network: any nested network; not changed.
-        include: patterns of the layers to open; all when empty.
-        exclude: patterns of layers to leave alone.
+        include: name patterns of the layers to open; empty for all.
+        exclude: name patterns of layers to keep.
     """
 
     def replace(name: str, module: nn.Module) -> nn.Module | None:
@@ -130,7 +129,7 @@ _HELD = "_linear_maps"
 
 
 def as_linear(network: nn.Module) -> nn.Module:
-    """Return the network with `nn.Linear` in the place of other layers that compute a linear map; itself if there are none."""
+    """Return the network with `nn.Linear` in place of other layers that compute a linear map; itself if there are none."""
     found = {
         name: turned for name, layer in network.named_modules() if name and (turned := _is_turned(layer)) is not None
     }
@@ -151,7 +150,7 @@ def as_linear(network: nn.Module) -> nn.Module:
 
 
 def put_back(network: nn.Module) -> nn.Module:
-    """Return the network of one member with the layers that `as_linear` exchanged, holding the weights of those in their places."""
+    """Return the network of one member with the layers that `as_linear` replaced, holding the weights of their replacements."""
     held: dict[str, tuple[nn.Module, bool]] = getattr(network, _HELD, {})
 
     def replace(name: str, layer: nn.Module) -> nn.Module | None:
@@ -166,9 +165,9 @@ def put_back(network: nn.Module) -> nn.Module:
 
 
 def _is_turned(layer: nn.Module) -> bool | None:
-    """Return whether a layer computes a linear map with the weight (input, output), or (output, input); None if it does not.
+    """Return whether the weight of a linear map is (input, output) instead of (output, input); None if the layer is no linear map.
 
-    It may hold a weight and a bias alone, and is tried with numbers in them that tell their places apart.
+    It may have a weight and a bias only, and is tested with values that identify their places.
     """
     own = {n: p for n, p in layer._parameters.items() if p is not None}
     weight, bias = own.get("weight"), own.get("bias")

@@ -1,10 +1,10 @@
-"""Swap layers in any nested network, and call a network with other tensors.
+"""Replace layers in nested networks, and call a network with other tensors.
 
-`swap` returns a new network, the old one is never touched. It walks the module tree and asks one function what to put in each place. Whatever the function decides by - kind,
-name, shape - is its own business; `include` and `exclude` restrict the walk to names that fit shell-style patterns.
+`swap` returns a new network and never changes the old one. It walks the module tree and calls a function that decides what to put in each
+place, by kind, name or shape; `include` and `exclude` restrict the walk by name patterns.
 
-`call_with` also serves networks that have one layer or one weight under several names: torch.func.functional_call exchanges a tensor once for each of its names. For a layer of two names both are the same place, and
-the second exchange keeps the first one's tensor as what is to be put back. Here every place is exchanged once.
+`call_with` supports networks that have one layer or one weight under several names. torch.func.functional_call exchanges a tensor once for
+each name, and the second exchange would keep the first one's tensor as the original. Here every tensor is exchanged once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from choral.layers.functional import Twin
 
 
 def ties_of(network: nn.Module) -> dict[str, str]:
-    """Return the further places of tensors that several layers hold: the name of each, and the name it is known by.
+    """Return the further names of tensors with several names, and the first name of each.
 
     >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> other.weight = one.weight
@@ -39,7 +39,7 @@ def ties_of(network: nn.Module) -> dict[str, str]:
 
 
 def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ties: Mapping[str, str]) -> Any:
-    """Return what a network returns with these tensors in the place of its own; ties are what `ties_of` found in it."""
+    """Return the output of a network with these tensors instead of its own; ties are from `ties_of`."""
     further = {name: tensors[known] for name, known in ties.items() if known in tensors}
     given = {**tensors, **further}
     outputs = functional_call(network, given, (inputs,), tie_weights=False)
@@ -49,7 +49,7 @@ def call_with(network: nn.Module, tensors: Mapping[str, Tensor], inputs: Any, ti
 
 
 def _write_back(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-    """Write buffers that forward gave anew, which functional_call notes in its dict, into those that it was called with."""
+    """Write buffers that forward replaced, which functional_call returns in its dict, into the given ones."""
     for name, tensor in tensors.items():
         if now[name] is tensor:
             continue
@@ -63,17 +63,17 @@ Replace = Callable[[str, nn.Module], nn.Module | None]
 
 
 def holds_frozen(layer: nn.Module) -> bool:
-    """Return whether a layer has parameters of its own that are not to be trained (requires_grad=False).
+    """Return whether a layer has frozen parameters of its own (requires_grad=False).
 
-    Conversions leave such layers as they are: what is frozen stays the same numbers for every member.
+    Conversions keep such layers as they are, the same for every member.
     """
     return any(not p.requires_grad for p in layer.parameters(recurse=False))
 
 
 def tied_layers(network: nn.Module) -> dict[str, str]:
-    """Return the layers that hold a tensor together with another layer, and that other layer, by name.
+    """Return the layers that share a tensor with another layer, and that layer, by name.
 
-    Conversions leave such layers as they are: with weights of its own in each place a member would be another kind of network.
+    Conversions keep such layers as they are: separate weights in each place would make another kind of network.
 
     >>> network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> network[1].weight = network[0].weight
@@ -93,20 +93,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def swap(
     network: nn.Module, replace: Replace, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> nn.Module:
-    """Return a copy of the network in which `replace` has chosen what stands in each place.
+    """Return a copy of the network with layers replaced by a function, `replace`.
 
-    A module that is swapped is not entered: its replacement answers for everything inside it. Modules and parameters
-    that stand in two places of the network stand in the same two places of the copy, and a replacement takes
-    over the training or evaluation mode of what it replaces. `nn.MultiheadAttention` reads the weights of its own
-    children without calling them, so it is offered to `replace` whole and never entered; `open_attention` turns it
-    into separate layers first.
+    A replaced module is not entered. Modules and parameters that occur in two places of the network occur in the same two places of the copy,
+    and a replacement gets the training or evaluation mode of the original. `nn.MultiheadAttention` reads the weights of its children without
+    calling them, so it is passed to `replace` whole and never entered; `open_attention` turns it into separate layers first.
 
     Args:
-        network: any module; the module itself may be swapped (its name is the empty string).
+        network: any module; the module itself may be replaced (its name is the empty string).
         replace: called as `replace(name, module)` with modules of the *copy*, outermost first, once for each distinct
-            module; returns the replacement, which may take over the parameters of the module, or None to leave it.
-        include: patterns of the names that may be swapped; all when empty. A pattern that fits nothing is an error.
-        exclude: patterns of the names that stay, with everything inside them.
+            module; returns the replacement, which may take over the parameters of the module, or None to keep it.
+        include: name patterns of modules that may be replaced; empty for all. A pattern without a match is an error.
+        exclude: name patterns of modules to keep, with everything inside them.
 
     Example:
         >>> plain = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
@@ -148,7 +146,7 @@ def swap(
 def convert(
     network: nn.Module, replace: Replace, who: object, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> nn.Module:
-    """Return what `swap` does, which leaves layers with frozen or tied parameters alone; ConversionError if it swaps nothing.
+    """Return the result of `swap`, which keeps layers with frozen or tied parameters; ConversionError if nothing is replaced.
 
     Args:
         network, replace, include, exclude: as in `swap`.
@@ -171,12 +169,12 @@ def convert(
 
 
 def plain_network(network: nn.Module) -> nn.Module:
-    """Return a copy of a network with plain layers in the places of their twins."""
+    """Return a copy of a network with plain layers instead of converted ones."""
     return swap(network, lambda _, module: module.plain() if isinstance(module, Twin) else None)
 
 
 def layers_of(network: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the name and module of each distinct layer of the given kinds, in the order in which they were registered.
+    """Yield the name and module of each distinct layer of the given kinds, in order of registration.
 
     >>> network = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> [name for name, _ in layers_of(network, (nn.Linear,))]
@@ -186,7 +184,7 @@ def layers_of(network: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterato
 
 
 def holds(network: nn.Module, *kinds: type) -> bool:
-    """Return whether a network is, or has, a layer of one of some kinds.
+    """Return whether a network is, or contains, a layer of some kinds.
 
     >>> holds(nn.Sequential(nn.Linear(2, 2)), nn.Linear), holds(nn.ReLU(), nn.Linear)
     (True, False)
@@ -195,7 +193,7 @@ def holds(network: nn.Module, *kinds: type) -> bool:
 
 
 def within(name: str, patterns: Sequence[str]) -> bool:
-    """Return whether a layer, or a module that holds it, fits one of the patterns.
+    """Return whether the name of a layer, or of a module that contains it, matches one of the patterns.
 
     >>> within("layer1.0.conv1", ("layer1",)), within("layer10.conv1", ("layer1",))
     (True, False)
@@ -205,7 +203,7 @@ def within(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _leave_fast_path(module: nn.Module) -> None:
-    """Make torch's transformer layers call their children: in evaluation they would read the children's weights instead."""
+    """Make torch's transformer layers call their children in evaluation, instead of reading their weights."""
     match module:
         case nn.TransformerEncoderLayer():
             plain = (module.linear1, module.linear2, module.norm1, module.norm2, module.self_attn)
@@ -218,7 +216,7 @@ def _leave_fast_path(module: nn.Module) -> None:
 
 
 def _refuse_hooks(name: str, module: nn.Module) -> None:
-    """Raise for a layer whose hooks (old-style weight or spectral norm, a user's own) would be lost in a swap."""
+    """Raise for a layer whose hooks (old-style weight or spectral norm, a user's own) would be lost."""
     if any(getattr(module, table) for table in _HOOKS):
         raise ConversionError(
             f"layer {name!r} ({type(module).__name__}) has hooks, which would be lost; remove them, or keep the layer with exclude=({name!r},)."

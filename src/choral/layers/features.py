@@ -1,11 +1,10 @@
 """Layers of networks for tables: piecewise-linear and periodic features, and layers that can be skipped.
 
-An MLP on standardized numbers learns sharp steps slowly; given each number as its place among quantiles, or as waves, it
-learns them at once. Everything here is plain layers (a look-up without parameters, a convolution with one group for each feature), so
-that every structure converts it.
+An MLP on standardized numbers learns sharp steps slowly; with quantile bins or cosines as inputs it learns them fast. All of these are plain
+layers (a look-up without parameters, a convolution with one group for each feature), so that every structure converts them.
 
 References: Gorishniy et al., "On Embeddings for Numerical Features in Tabular Deep Learning", 2022, arXiv:2203.05556, Equations 1
-and 2. Waves have phases that are learned, as in Holzmüller et al., "Better by Default", 2024, arXiv:2407.04491.
+and 2. Phases of cosines are learned, as in Holzmüller et al., "Better by Default", 2024, arXiv:2407.04491.
 """
 
 import itertools
@@ -27,16 +26,16 @@ _CLOSE = 1e-6  # of a feature's range: edges nearer than this are one
 
 
 def quantile_edges(x: Tensor | np.ndarray, *, bins: int = 48) -> tuple[tuple[float, ...], ...]:
-    """Return the edges of each feature's bins: quantiles of the training data, each once.
+    """Return the edges of each feature's bins: distinct quantiles of the training data.
 
-    A feature of at most two values has no bins: its number says all. Edges nearer than a millionth of the range are one.
+    A feature of at most two values has no bins. Edges nearer than a millionth of the range are merged.
 
     >>> quantile_edges(np.array([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0], [3.0, 0.0]]), bins=3)
     ((0.0, 1.0, 2.0, 3.0), ())
 
     Args:
-        x: training inputs (point, feature), without NaN.
-        bins: bins of a feature, at most.
+        x: training inputs (row, feature), without NaN.
+        bins: largest number of bins of a feature.
     """
     if not 1 <= bins <= MOST:
         raise InputError(f"bins is {bins}; give 1 to {MOST}.")
@@ -53,17 +52,17 @@ def quantile_edges(x: Tensor | np.ndarray, *, bins: int = 48) -> tuple[tuple[flo
 
 
 class Piecewise(nn.Module):
-    """Each number as its place in bins: 0 before a bin, 1 behind it, the part of it in between (Equation 1).
+    """Each number as its position in bins: 0 before a bin, 1 after it, linear in between (Equation 1).
 
-    The first and last bins continue beyond their edges, so that nothing is lost outside the training range.
+    The first and last bins extend beyond their edges, so that nothing is lost outside the training range.
 
     >>> Piecewise([(0.0, 1.0, 3.0), ()])(torch.tensor([[2.0, 7.0]])).tolist()
     [[1.0, 0.5, 7.0]]
 
     Args:
-        edges: rising edges of each feature's bins; () leaves a feature as it is.
-        raw: whether each feature also stays as it is, before its bins.
-        even: whether all features get as many columns as the one that has most, the others zeros.
+        edges: rising edges of each feature's bins; () keeps a feature as it is.
+        raw: also keep each feature as it is, before its bins.
+        even: pad all features with zeros to the largest number of columns.
 
     Shapes: (batch, feature) -> (batch, `width`).
     """
@@ -91,7 +90,7 @@ class Piecewise(nn.Module):
         return torch.maximum(torch.minimum(part, high), low)
 
     def _constants(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the columns' numbers where x is: no buffers, since members never differ in them and no file need hold them."""
+        """Return the constants on the device of x; they are not buffers, since they need not be saved."""
         key = (x.device, x.dtype)
         if key not in self._ready:
             source, *rest = self._rows
@@ -108,7 +107,7 @@ class Piecewise(nn.Module):
 
 
 def _columns(feature: int, edges: tuple[float, ...], raw: bool) -> list[tuple[int, float, float, float, float]]:
-    """Return (feature, begin, slope, lowest, highest) of each column a feature becomes."""
+    """Return (feature, begin, slope, lowest, highest) of each column."""
     plain = [(feature, 0.0, 1.0, -math.inf, math.inf)]
     last = len(edges) - 2
     bins = [
@@ -119,9 +118,9 @@ def _columns(feature: int, edges: tuple[float, ...], raw: bool) -> list[tuple[in
 
 
 class Apiece(nn.Sequential):
-    """A linear map for each feature: equal stretches of the columns, each to `outputs` of its own.
+    """A separate linear map for each feature: equal groups of columns, each with `outputs` outputs.
 
-    A convolution of one pixel with a group for each feature, which every structure knows.
+    It is a convolution of one pixel with a group for each feature, which every structure can convert.
 
     Shapes: (batch, features * inputs) -> (batch, features * outputs).
     """
@@ -130,10 +129,10 @@ class Apiece(nn.Sequential):
         super().__init__(Pixel(), nn.Conv1d(features * inputs, features * outputs, 1, groups=features), nn.Flatten())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the maps make of each feature.
+        """Return the outputs of the maps.
 
-        One batched product, since grouped convolutions go through their groups one by one: one row of 16 features in a tenth of the time, a
-        training step in half. Whoever watches the convolution sees it called.
+        It uses one batched product, since grouped convolutions loop over their groups: a row of 16 features takes a tenth of the time, a training
+        step half. Hooks on the convolution see it called.
         """
         layer = self.maps
         watched = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
@@ -172,14 +171,14 @@ class Waves(nn.Module):
 
 
 class Beside(nn.Module):
-    """What a layer makes of some features, and behind it the other features as they are.
+    """The outputs of a layer for some features, followed by the other features.
 
     >>> Beside(nn.Identity(), [True, False, True])(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
     [[1.0, 3.0, 2.0]]
 
     Args:
         layer: takes the chosen features (batch, chosen).
-        chosen: whether each feature is one of them.
+        chosen: whether each feature is chosen.
 
     Shapes: (batch, feature) -> (batch, columns of the layer + other features).
     """
@@ -209,7 +208,7 @@ def piecewise_embedding(edges: Edges, width: int) -> nn.Sequential:
 
 
 class Skippable(nn.Module):
-    """A layer, or nothing, as the buffer `used` says; inputs and outputs have equal shapes.
+    """A layer, or the identity if the buffer `used` is False; inputs and outputs have equal shapes.
 
     >>> layer = Skippable(nn.Linear(2, 2))
     >>> layer.used.fill_(False)

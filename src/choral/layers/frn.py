@@ -9,11 +9,11 @@ from choral.base.values import typed
 class FilterResponseNorm(nn.Module):
     """Divide every channel of an image by its root mean square, then scale, shift and threshold it.
 
-    With nu^2 the mean of x^2 over height and width, z = max(gamma * x / sqrt(nu^2 + eps) + beta, tau): each example is
-    normalized on its own, so training and evaluation are the same function.
+    With nu^2 the mean of x^2 over height and width, z = max(gamma * x / sqrt(nu^2 + eps) + beta, tau). Each example is normalized
+    separately, so training and evaluation are the same function.
 
     Args:
-        channels: number of channels, at least 1; `weight` is the paper's gamma, `bias` its beta, `tau` its threshold.
+        channels: number of channels; `weight` is the paper's gamma, `bias` its beta, `tau` its threshold.
         eps: the constant under the root, above 0.
 
     Shapes: (batch, channel, height, width) -> the same.

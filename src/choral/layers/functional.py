@@ -1,8 +1,8 @@
-"""What torch's layers compute, as functions of their tensors.
+"""torch's layers as functions of their tensors.
 
-Layers that choose their tensors anew in every pass - a member's slice, a drawn component, a weight with dropped
-entries - keep a plain layer without tensors (`emptied`) for its settings and call `operate` with the tensors of the
-moment. Padding modes, strides, momentum and all other settings are torch's own.
+Layers that choose their tensors in every pass - a member's slice, a drawn component, a weight with dropped entries - keep a plain layer
+without tensors (`emptied`) for its settings and call `operate` with the current tensors. Padding modes, strides, momentum and all other
+settings are torch's own.
 """
 
 import copy
@@ -33,7 +33,7 @@ NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 def own_kind(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> type[nn.Module] | None:
     """Return which of these kinds a layer is and computes as, or None.
 
-    A subclass may have a `forward` of its own if a dry run gives what that of the kind gives, and it holds no tensors besides.
+    A subclass may have its own `forward` if it gives the same results in a dry run, and no further tensors.
 
     >>> own_kind(nn.Linear(2, 2), WEIGHTED), own_kind(nn.ReLU(), WEIGHTED)
     (<class 'torch.nn.modules.linear.Linear'>, None)
@@ -45,7 +45,7 @@ def own_kind(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> type[nn.Mo
 
 
 def _computes_as(layer: Any, kind: Any) -> bool:
-    """Return whether a linear map or convolution with a forward of its own computes what its kind does, in both modes."""
+    """Return whether a linear map or convolution with its own forward computes the same as its kind, in both modes."""
     held = {*layer._parameters, *layer._buffers, *layer._modules}
     if kind not in WEIGHTED or held != {"weight", "bias"} or any(p.is_meta for p in layer.parameters()):
         return False
@@ -59,12 +59,12 @@ def _computes_as(layer: Any, kind: Any) -> bool:
 
 
 def numbers(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return different numbers in a shape, of the type and device of a tensor."""
+    """Return distinct numbers in a shape, with the dtype and device of a tensor."""
     return torch.arange(1, math.prod(shape) + 1, dtype=like.dtype, device=like.device).sin().view(*shape)
 
 
 def same_results(layer: nn.Module, x: Tensor, wanted: Callable[[nn.Module, Tensor], Tensor], *, exact: bool) -> bool:
-    """Return whether a dry run of a layer, in both modes, gives what a function of it does."""
+    """Return whether a layer gives the same results as a function of it in a dry run, in both modes."""
     layer = copy.deepcopy(layer)
     for training in (True, False):
         layer.train(training)
@@ -81,7 +81,7 @@ def same_results(layer: nn.Module, x: Tensor, wanted: Callable[[nn.Module, Tenso
 
 
 def holding(layer: nn.Module, tensors: Tensors) -> nn.Module:
-    """Return a module with the settings of a layer and these tensors, None where there is none; the layer itself is not changed."""
+    """Return a module with the settings of a layer and these tensors, or None for some; the layer is not changed."""
     held = object.__new__(type(layer))
     own = {table: {n: tensors.get(n) for n in getattr(layer, table)} for table in ("_parameters", "_buffers")}
     vars(held).update(vars(layer) | own)
@@ -89,12 +89,12 @@ def holding(layer: nn.Module, tensors: Tensors) -> nn.Module:
 
 
 def emptied(layer: nn.Module) -> nn.Module:
-    """Return a module with the settings of a layer and none of its tensors; the layer itself is not changed."""
+    """Return a module with the settings of a layer and no tensors; the layer is not changed."""
     return holding(layer, {})
 
 
 def filled(empty: nn.Module, tensors: Tensors) -> nn.Module:
-    """Return a plain layer with the settings of an emptied one and these tensors; parameters stay the same objects."""
+    """Return a plain layer with the settings of an emptied one and these tensors, without copies."""
     layer = copy.deepcopy(empty)
     for name, tensor in tensors.items():
         if name in layer._buffers:
@@ -107,7 +107,7 @@ def filled(empty: nn.Module, tensors: Tensors) -> nn.Module:
 
 
 def spatial(layer: nn.Module) -> int:
-    """Return the number of spatial axes a layer's channel axis stands before: 0 for linear maps, 2 for images.
+    """Return the number of spatial axes after a layer's channel axis: 0 for linear maps, 2 for images.
 
     >>> spatial(nn.Conv2d(1, 1, 1)), spatial(nn.Linear(1, 1))
     (2, 0)
@@ -116,19 +116,19 @@ def spatial(layer: nn.Module) -> int:
 
 
 class Twin(nn.Module, ABC):
-    """A layer, or a network, in the place of a plain one."""
+    """A layer, or a network, that replaces a plain one."""
 
     @abstractmethod
     def plain(self) -> nn.Module:
-        """Return the plain one; of a layer with draws or several components, at their mean."""
+        """Return the plain one; for random layers or several components, at their mean."""
 
 
 class Converted(Twin):
-    """A layer whose settings are those of a plain one, which it keeps, and shows, as its own.
+    """A layer with the settings of a plain one, which are also its own attributes.
 
     Args:
         layer: the plain layer; not changed.
-        kinds: the layers of torch that it stands for.
+        kinds: the accepted layers of torch.
     """
 
     shown: tuple[str, ...] = ()  # attributes of its own to show
@@ -143,7 +143,7 @@ class Converted(Twin):
         self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
 
     def take_over(self, layer: nn.Module, *, parameters: bool = True) -> None:
-        """Make the buffers of a layer, and its parameters, this one's own, under the same names."""
+        """Take over the buffers of a layer, and its parameters, under the same names."""
         for name, p in layer._parameters.items() if parameters else ():
             self.register_parameter(name, p)
         for name, b in layer._buffers.items():
@@ -159,11 +159,11 @@ class Converted(Twin):
         return {**self._parameters, **self._buffers}
 
     def run(self, x: Tensor, tensors: Tensors) -> Tensor:
-        """Return what the plain layer returns when it holds these tensors."""
+        """Return the output of the plain layer with these tensors."""
         return operate(self._plain[0], x, tensors, training=self.training)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a setting of the plain layer: forward code may read it (`fc.out_features`)."""
+        """Return a setting of the plain layer, which forward code may read (`fc.out_features`)."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -177,9 +177,9 @@ class Converted(Twin):
 
 
 def operate(layer: nn.Module, x: Tensor, tensors: Tensors, *, training: bool) -> Tensor:
-    """Return what a layer of these settings returns for x when it holds these tensors.
+    """Return the output of a layer of these settings with these tensors.
 
-    Running statistics among the tensors are updated in place in training, as the layer itself would.
+    Running statistics among the tensors are updated in place in training, as by the layer itself.
     """
     for kind in type(layer).__mro__:
         if kind in _CALLS:
@@ -188,7 +188,7 @@ def operate(layer: nn.Module, x: Tensor, tensors: Tensors, *, training: bool) ->
 
 
 def _call(layer: nn.Module, x: Tensor, t: Tensors, training: bool) -> Tensor:
-    """Run the layer's own forward, on a copy: other threads may be running the layer."""
+    """Run the layer's own forward on a copy: other threads may be running the layer."""
     held = holding(layer, t)
     held.training = training
     return held.forward(x)
@@ -216,7 +216,7 @@ def _batch_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
 
 @torch.no_grad()
 def _average(x: Tensor, mean: Any, variance: Any, count: Tensor) -> None:
-    """Take a batch into the running statistics (channel,) as the last of `count` batches."""
+    """Update running statistics (channel,) with the last of `count` batches."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     mean.add_((x.mean(axes) - mean) / count)
     variance.add_((x.var(axes) - variance) / count)

@@ -1,9 +1,9 @@
-"""Masks: pure functions from shapes and a generator to dicts of bool tensors, True where a weight is kept.
+"""Masks: pure functions from shapes and a generator to dicts of bool tensors, True for kept weights.
 
-Every mask maker takes the same three choices. `unit` is what is kept or removed as a whole: a `connection` (one weight),
-a `neuron` (one output row or filter) or a `layer`. `scope` says whether the kept share holds in every `layer` or over all of them
-together (`global`). `groups` names layers that must keep the same neurons, because their outputs are summed. Masks have
-the shapes of the weights; `keep_vectors` and `expand_neurons` go between them, keep-vectors and whole parameters.
+All of them take three choices. `unit` is what is kept or removed as a whole: a `connection` (one weight), a `neuron` (one output row or
+filter) or a `layer`. `scope` says whether the kept share applies to every `layer` or to all of them together (`global`). `groups` names
+layers that must keep the same neurons, because their outputs are summed. Masks have the shapes of the weights; `keep_vectors` and
+`expand_neurons` convert between masks and vectors of neurons.
 """
 
 from choral.base.values import offered

@@ -35,10 +35,10 @@ def unpack_bits(bits: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
 
 
 def pack(values: Params, masks: Mapping[str, Tensor]) -> Params:
-    """Return the tensors to store: bits, kept values and shape where there is a mask, the tensor itself elsewhere.
+    """Return the tensors to store: bits, kept values and shape for masked tensors, other tensors as they are.
 
     Args:
-        values: tensors by name; masked entries must be zero (a negative zero comes back as a positive one).
+        values: tensors by name; masked entries must be zero (a negative zero becomes a positive one).
         masks: bool tensors, True where kept, for some or all of the names.
 
     >>> packed = pack({"w": torch.tensor([0.0, 2.0]), "b": torch.ones(1)}, {"w": torch.tensor([False, True])})

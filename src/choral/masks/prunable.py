@@ -1,4 +1,4 @@
-"""Which weights of a network masks are made for."""
+"""Which weights of a network are masked."""
 
 from collections.abc import Sequence
 
@@ -25,19 +25,19 @@ def prunable(
 ) -> list[str]:
     """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
 
-    Biases and normalization layers are kept whole. The weights inside `nn.MultiheadAttention` and of recurrent layers count as
-    linear ones for connections, and are left alone for neurons and layers, as are transposed convolutions. Weights under a parametrization (weight_norm),
-    `nn.Bilinear` and bare parameters are left alone unless `include` names them.
+    Biases and normalization layers are not masked. The weights inside `nn.MultiheadAttention` and of recurrent layers are masked by connections
+    only, as are transposed convolutions. Weights under a parametrization (weight_norm), `nn.Bilinear` and bare parameters are not masked
+    unless `include` names them.
 
     Args:
         network: any network; it is not changed.
         unit: `connection`, `neuron` or `layer`.
         keep_classifier: leave out the last layer.
         keep_first: leave out the first layer.
-        include: patterns of further parameters to mask (a bias, a norm, the classifier).
-        exclude: patterns of parameters to leave out; they win over all else. Frozen parameters are always left out.
-        calls: of the network's modules on an input (`choral.base.interface.executed`); with them, first and last mean the order of
-            execution, else the order in which the network declares its layers.
+        include: name patterns of further parameters to mask (a bias, a norm, the classifier).
+        exclude: name patterns of parameters to leave out, with precedence. Frozen parameters are always left out.
+        calls: the network's modules in order of execution (`choral.base.interface.executed`), to find the first and last; by default the
+            order of declaration.
 
     >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     ['0.weight', '2.weight']
@@ -64,7 +64,6 @@ def prunable(
 
 
 def _layers(network: nn.Module) -> dict[str, list[str]]:
-    """Return the weight names of every convolution, linear, attention and recurrent layer, in the order of declaration."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     layers: dict[str, list[str]] = {}
     for name, module in network.named_modules():

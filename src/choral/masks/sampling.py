@@ -1,8 +1,7 @@
-"""How masks are made: drawn at random, shared out among members, by magnitude, and by the drop-and-grow step of sparse training.
+"""Masks drawn at random, partitioned among members, by magnitude, and by the drop-and-grow step of sparse training.
 
 A cell is what a mask keeps or removes as a whole: with unit `connection` one weight, with unit `neuron` one output row, shared by all layers
-of a tied group, with unit `layer` all weights of a layer or tied group. The mask makers only ever choose among cells, so they are written once
-for all units.
+of a tied group, with unit `layer` all weights of a layer or tied group. All functions choose among cells.
 
 Reference: Whitaker & Whitley, "Prune and Tune Ensembles: Low-Cost Ensemble Learning With Sparse Independent
 Subnetworks", AAAI 2022, arXiv:2202.11782, section "Prune and Tune Ensembles".
@@ -28,11 +27,11 @@ Groups = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of each layer or tied group, and the weights they stand for.
+    """The cells of each layer or tied group, and their weights.
 
     Args:
         sizes: number of cells, by the name of the layer's weight (for a group, of its first weight).
-        followers: all weight names that take the choice made for a name, itself included.
+        followers: all weights with the same choice, by name.
         shapes: the shapes of all weights.
         unit: what a cell is.
     """
@@ -44,7 +43,7 @@ class Cells:
 
     @property
     def floor(self) -> int:
-        """The number of cells a layer may not go below: a layer with no neuron left would cut the network."""
+        """The minimum number of kept cells of a layer: without a neuron it would cut the network."""
         return 1 if self.unit == "neuron" else 0
 
     def expand(self, chosen: Mapping[str, Tensor]) -> Masks:
@@ -56,7 +55,6 @@ class Cells:
 
 
 def _over_rows(chosen: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a choice of rows as a mask of a shape."""
     return chosen.view(-1, *[1] * (len(shape) - 1)).expand(tuple(shape)).clone()
 
 
@@ -129,14 +127,14 @@ def expand_neurons(shapes: Shapes, keep: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:
-    """Return the choice of the `count` largest scores; ties go to the first, so the result never varies."""
+    """Return the mask of the `count` largest scores; the first of ties, so that the result is deterministic."""
     chosen = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
     chosen[torch.sort(scores, descending=True, stable=True).indices[:count]] = True
     return chosen
 
 
 def _best(cells: Cells, scores: dict[str, Tensor], density: Any, scope: Scope) -> Masks:
-    """Return masks of the cells with the largest scores, of each layer or of all together; the best neuron of each layer always stays."""
+    """Return masks of the cells with the largest scores, by layer or over all; each layer keeps at least its best neuron."""
     if scope == "layer":
         share = density if isinstance(density, Mapping) else dict.fromkeys(scores, density)
         counts = {n: kept_count(share[n], s.numel(), cells.floor) for n, s in scores.items()}
@@ -161,15 +159,15 @@ def random_masks(
 ) -> Masks:
     """Return masks with exactly round(density * n) cells kept, all choices equally likely.
 
-    With unit `neuron` every layer keeps at least one neuron, also where the density asks for none.
+    With unit `neuron` every layer keeps at least one neuron.
 
     Args:
         shapes: shapes of the weights to mask, by name.
-        generator: decides the draw.
+        generator: draws the masks.
         density: share of kept cells, 0 to 1; or one for each weight name (scope `layer` only).
         unit: `connection`, `neuron` or `layer`.
         scope: `layer` counts in each layer, `global` over all layers together; unit `layer` needs `global`.
-        groups: layers that keep the same neurons, or that go together (not for unit `connection`).
+        groups: layers that keep the same neurons, or that are removed together (not for unit `connection`).
 
     >>> masks = random_masks({"a.weight": (3, 4), "b.weight": (5, 2)}, torch.Generator().manual_seed(0), density=0.25)
     >>> [int(mask.sum()) for mask in masks.values()]
@@ -243,8 +241,7 @@ def magnitude_masks(
 ) -> Masks:
     """Return masks that keep the largest weights, or the neurons or layers whose weights have the largest mean square.
 
-    A tied group is judged by the mean square over the rows of all its layers. With unit `neuron` every layer keeps at
-    least its best neuron.
+    A tied group is ranked by the mean square over the rows of all its layers. With unit `neuron` every layer keeps at least its best neuron.
 
     Args:
         params: the weights to mask, by name.
@@ -313,21 +310,20 @@ def regrow(
 ) -> Masks:
     """Return masks after one drop-and-grow step; every layer keeps its number of weights.
 
-    In each layer the `rate` share of kept weights with the smallest magnitude is dropped, and as many are grown among
-    those that were already removed: where the gradient is largest, or at random. Weights dropped here are never grown
-    back in the same step, so no more are dropped than there is room to grow.
+    In each layer the `rate` share of kept weights with the smallest magnitude is dropped, and as many are grown among those removed before:
+    where the gradient is largest, or at random. No more weights are dropped than can be grown.
 
     Args:
         masks: the masks before the step.
         weights: the weights, at least for the masked names.
         gradients: dense gradients of the same weights; None grows at random.
         rate: share of kept weights replaced in each layer (zeta), 0 to 1.
-        generator: decides random growth; needed when gradients is None.
+        generator: draws random growth; needed if gradients is None.
 
     Reference: Evci et al., "Rigging the Lottery", ICML 2020, arXiv:1911.11134, Algorithm 1 (by gradient); Mocanu et
     al., 2018, arXiv:1707.04780 (at random).
 
-    Differs from the papers: just dropped weights may not be grown back.
+    Differs from the papers: weights just dropped cannot be grown.
 
     >>> masks, weights = {"a": torch.tensor([True, True, False, False])}, {"a": torch.tensor([0.1, 2.0, 0.0, 0.0])}
     >>> regrow(masks, weights, {"a": torch.tensor([9.0, 0.0, 0.5, -1.0])}, rate=0.5)["a"].tolist()

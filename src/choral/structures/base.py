@@ -1,7 +1,7 @@
-"""The contract of a structure: how members share weights and how they read a batch.
+"""The interface of structures: how members share weights and how they read a batch.
 
-A structure turns a plain network into a *joint* network holding `members` members, lays out every batch for it and
-gives member outputs back with the member axis first. The engine knows this contract and no method.
+A structure converts a plain network to a *joint* network with `members` members, lays out every batch for it, and returns member outputs
+with the member axis first. The engine uses this interface and knows no method.
 """
 
 from abc import ABC, abstractmethod
@@ -24,15 +24,15 @@ from choral.layers.joint.network import Joint, Kernel
 class Structure(Value, ABC):
     """How members share weights and read a batch.
 
-    Facts of the class are `members` and `draws` (fields only where a user chooses them), and:
+    Class attributes are `members` and `draws` (fields only if users choose them), and:
 
-    - `undecayed`: name patterns of parameters that take no weight decay;
-    - `widens_input`: the first layer that learns must read the input itself, because members' inputs are laid side by side;
-    - `folds_members`: `feed` lays members one after the other on the batch axis;
+    - `undecayed`: name patterns of parameters without weight decay;
+    - `widens_input`: the first layer with weights must read the input itself, because members' inputs are concatenated;
+    - `folds_members`: `feed` concatenates members on the batch axis;
     - `converts`: networks are changed; False if a member is the plain network itself;
-    - `converts_all`: every layer with weights is meant to be converted, so that those which are not are named in a line;
-    - `draws_anew`: weights of the given network cannot be kept, because members have layers of other sizes;
-    - `averages`: a member's own parameters too get the gradient of the mean over members, 1/M of what their member would give alone.
+    - `converts_all`: every layer with weights should be converted; a message names those that are not;
+    - `draws_anew`: trained weights cannot be kept, because members have layers of other sizes;
+    - `averages`: a member's own parameters also get the gradient of the mean over members, 1/M of that of their member alone.
     """
 
     limits: ClassVar[Limits] = {"members": COUNT, "draws": COUNT}
@@ -56,19 +56,19 @@ class Structure(Value, ABC):
 
     @property
     def by_row(self) -> bool:
-        """Whether every member reads a batch row by row, so that a part of the batch is a part of what it reads."""
+        """Whether every member reads a batch row by row, so that a part of the batch can be fed alone."""
         return True
 
     @property
     def own_batches(self) -> bool:
-        """Whether each member is trained on batches of its own: `feed` then reads inputs and targets (member, batch, ...)."""
+        """Whether each member is trained on its own batches: `feed` then reads inputs and targets (member, batch, ...)."""
         return False
 
     @abstractmethod
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return a new joint network; the given plain network is never changed.
+        """Return a new joint network; the given plain network is not changed.
 
-        The generator feeds every draw the conversion needs (fresh rank-one vectors, masks, member weights).
+        The generator is used for all draws of the conversion (rank-one vectors, masks, member weights).
         """
 
     @abstractmethod
@@ -85,26 +85,25 @@ class Structure(Value, ABC):
         """Return the joint network's outputs as (member, batch, ...)."""
 
     def shared(self, network: nn.Module) -> frozenset[str]:
-        """Return the names of the joint network's parameters that all members use; every other one belongs to a member.
+        """Return the names of the joint network's parameters that all members use; all others belong to one member.
 
-        Shared parameters get the mean of the members' gradients, the others the gradient their member would give alone (unless the
-        structure `averages`).
+        Shared parameters get the mean of the members' gradients, the others the gradient of their member alone (unless the structure `averages`).
         """
         return frozenset()
 
     def keeping(self) -> "Structure":
-        """Return the structure that starts at the weights of the network it converts, where this one draws others by the paper's rule."""
+        """Return the structure that starts at the weights of the converted network instead of drawing them by the paper's rule."""
         return self
 
     def learn(self, network: nn.Module, run: Callable[[int], object]) -> None:
-        """Let the layers of a joint network find out what they need to know of the network from passes over so many made-up rows."""
+        """Let layers of a joint network gather what they need from passes over this many synthetic rows."""
 
     def remaining(self, params: Params, buffers: Params) -> dict[str, float] | None:
-        """Return the share of its nodes that each layer still uses, by name, or None if nodes never leave."""
+        """Return the share of nodes still used in each layer, by name, or None if nodes are never removed."""
         return None
 
     def owners(self, networks: int) -> tuple[int, ...] | None:
-        """Return the member that each row of the outputs of some joint networks belongs to; None if rows are members."""
+        """Return the member of each row of the outputs of some joint networks; None if rows are members."""
         if self.draws == 1:
             return None
         each = [member for _ in range(self.draws) for member in range(self.members)]
@@ -112,7 +111,7 @@ class Structure(Value, ABC):
 
     @abstractmethod
     def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return member `index` of a joint network as a plain network of its own, in evaluation the same function."""
+        """Return member `index` of a joint network as a separate plain network, the same function in evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +119,8 @@ class Selective(Structure, ABC):
     """A structure that converts some layers of a network.
 
     Args:
-        include: patterns of the layers to convert; all of the kinds that it converts when empty.
-        exclude: patterns of layers that stay as they are, with everything inside them.
+        include: name patterns of the layers to convert; empty for all suitable ones.
+        exclude: name patterns of layers that are not converted, with everything inside them.
     """
 
     include: tuple[str, ...] = ()
@@ -130,7 +129,7 @@ class Selective(Structure, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class OneMember(Structure, ABC):
-    """A network that is one member, and reads a batch as it comes."""
+    """A network that is one member and reads a batch as it is."""
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
         return x, None if y is None else y.unsqueeze(0)
@@ -139,7 +138,7 @@ class OneMember(Structure, ABC):
         return outputs.unsqueeze(0)
 
     def member(self, network: nn.Module, index: int) -> nn.Module:
-        """Return the network with plain layers, at the mean of their draws."""
+        """Return the network with plain layers, at the means of their posteriors."""
         return plain_network(network)
 
 
@@ -162,8 +161,8 @@ class JointStructure(Structure, ABC):
     """Members in one module tree, each reading the same batch; see `choral.layers.joint.network.Joint`.
 
     Args:
-        members: how many members.
-        kernel: how they are run: 'loop', 'grouped', 'matmul', or 'auto' for what is usually fastest.
+        members: number of members.
+        kernel: how members are run: 'loop', 'grouped', 'matmul', or 'auto' for the usually fastest.
     """
 
     members: int = 4
@@ -171,11 +170,11 @@ class JointStructure(Structure, ABC):
 
     @property
     def by_row(self) -> bool:
-        """Not where there is a batch for each member."""
+        """Whether members read the same batch."""
         return not self.own_batches
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Give the batch and its targets to all members, or in training each its own batch where it has one."""
+        """Pass the batch and its targets to all members, or in training each its own batch."""
         if not self.own_batches:
             return x, None if y is None else y.expand(self.members, *y.shape)
         return (batches.mapped(lambda t: t.expand(self.members, *t.shape), x), None) if y is None else (x, y)

@@ -17,19 +17,19 @@ from choral.structures.base import JointStructure, Selective
 
 @dataclass(frozen=True, kw_only=True)
 class BatchEnsemble(Selective, JointStructure):
-    """Member m has the weights W * (r_m s_m^T), elementwise, and biases of its own.
+    """Member m has the weights W * (r_m s_m^T), elementwise, and its own biases.
 
-    The shared weights start at those of the given network, so a trained one can be turned into an ensemble. Linear maps and
-    (transposed) convolutions get vectors, those inside attention included; embeddings, recurrent layers, layers that compute something else
-    and bare parameters are shared; normalization statistics are kept by member. Layers with frozen or tied parameters are shared as they are.
+    The shared weights start at those of the given network, so a trained one can become an ensemble. Linear maps and (transposed)
+    convolutions get vectors, also inside attention. Embeddings, recurrent layers, other layers and bare parameters are shared, as are layers
+    with frozen or tied parameters; normalization statistics are separate.
 
     Args:
         start: 'normal' draws r and s from N(1, spread^2), 'signs' from {-1, 1}.
         spread: standard deviation of the normal start.
-        own_norms: whether every member gets a scale and shift of its own in normalization layers.
+        own_norms: whether every member has its own scale and shift in normalization layers.
 
-    Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other, and every
-    member reads the whole batch instead of its part of it.
+    Differs from the paper: BatchNorm statistics are separate, so that members do not influence each other, and every member reads the whole
+    batch instead of its part of it.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ("*.r", "*.s")

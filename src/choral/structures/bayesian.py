@@ -1,6 +1,6 @@
-"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks, whose weights are drawn in every pass.
+"""Bayesian structures: mean-field, spike-and-slab and rank-1 networks, with weights drawn in every pass.
 
-The papers are named by their layers, `choral.layers.bayesian.sampling` and `choral.layers.bayesian.rank_one_gaussian`.
+For the papers see the layers, `choral.layers.bayesian.sampling` and `choral.layers.bayesian.rank_one_gaussian`.
 """
 
 from abc import ABC, abstractmethod
@@ -25,16 +25,15 @@ from choral.structures.base import OneMember, Selective, Structure
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(Selective, OneMember, ABC):
-    """One network with sampled weights: its passes differ, in training and in evaluation mode alike.
+    """One network with sampled weights, in training and in evaluation mode.
 
-    Prediction averages `draws` passes. `member` gives the deterministic network at the center of the posterior: a plain
-    network, but not the same function as the average of the draws.
+    Prediction averages `draws` passes. `member` returns the plain network at the posterior means, which is not the same function as the
+    average of the draws.
 
     Args:
         draws: passes averaged at prediction.
-        rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
-        keep_weights: means start at the network's own weights; otherwise they are drawn by Kaiming's rule. `fit` sets it for networks
-            that bring trained weights.
+        rho: initial value of every rho; the standard deviation is softplus(rho), 0.0025 for the default.
+        keep_weights: start means at the network's own weights instead of drawing them by Kaiming's rule. `fit` sets it for trained networks.
     """
 
     draws: int = 10
@@ -44,7 +43,7 @@ class Sampled(Selective, OneMember, ABC):
     keep_weights: bool = False
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
-        """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, stay."""
+        """Return the network with Bayesian layers in place of plain ones; other kinds, and frozen or tied layers, are kept."""
         return convert(network, self._twins(network, generator), self, include=self.include, exclude=self.exclude)
 
     def keeping(self) -> Self:
@@ -52,7 +51,7 @@ class Sampled(Selective, OneMember, ABC):
 
     @abstractmethod
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
-        """Return what `swap` asks: the Bayesian layer for a named plain layer, or None."""
+        """Return a function for `swap`: the Bayesian layer for a named plain layer, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +76,10 @@ class SpikeSlab(Sampled):
     Args not listed are those of `Sampled`; the penalty is `choral.objectives.kl.SpikeSlabKL`.
 
     Args:
-        gamma: inclusion probability every node starts with.
-        temperature: of the relaxed gates (tau).
-        sampled_gates: gates are drawn at prediction too, instead of being open or closed as is more likely; not for
-            networks with BatchNorm (see `choral.layers.bayesian.sampling.SpikeSlabLayer`).
+        gamma: initial inclusion probability of every node.
+        temperature: temperature of the relaxed gates (tau).
+        sampled_gates: draw gates at prediction too, instead of fixing each to its more probable state; not for networks with BatchNorm (see
+            `choral.layers.bayesian.sampling.SpikeSlabLayer`).
 
     >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [type(layer).__name__ for layer in SpikeSlab().convert(network, torch.Generator())]
@@ -114,18 +113,17 @@ class SpikeSlab(Sampled):
 
 @dataclass(frozen=True, kw_only=True)
 class RankOneGaussian(Selective):
-    """Members fold into the batch axis; every linear map and convolution is W * (s_m r_m^T) with Gaussian r_m, s_m.
+    """Members folded into the batch axis; every linear map and convolution is W * (s_m r_m^T) with Gaussian r_m, s_m.
 
-    Weights (and trained ones too) are the network's own; only the factors are new, and they start at random signs.
-    Every member has its own biases and BatchNorm. Prediction averages `draws` passes of each member; `member` gives
-    member m at the means of its factors, a plain network.
+    Weights (also trained ones) are the network's own; the factors are new and start at random signs. Every member has its own biases and
+    BatchNorm. Prediction averages `draws` passes of each member; `member` returns member m at the means of its factors, a plain network.
 
     Args:
-        members: how many members share the weights.
+        members: number of members that share the weights.
         draws: passes averaged at prediction.
-        rho: where every rho starts; the standard deviation is softplus(rho).
+        rho: initial value of every rho; the standard deviation is softplus(rho).
 
-    Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
+    Differs from the paper: BatchNorm statistics are separate, so that members do not influence each other.
 
     The penalty is `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1, anneal=0.8)`.
     """

@@ -19,15 +19,15 @@ from choral.structures.base import OneMember, Selective
 
 @dataclass(frozen=True, kw_only=True)
 class Stochastic(Selective, OneMember):
-    """One network whose passes differ by dropout, in training and in evaluation mode alike.
+    """One network with dropout in training and in evaluation mode.
 
-    The network's own dropout layers stay on at prediction, and so does dropout inside attention; dropout that forward code calls as a
-    function (F.dropout), or that is inside recurrent layers, follows the training mode and is off. With a rate, dropout is also put behind every linear map and
-    convolution but the output layer. Prediction averages `draws` passes. `member` gives the plain network without draws
-    (its dropout layers are off in evaluation), which is not the same function as the average of the draws.
+    The network's own dropout layers stay on at prediction, as does dropout inside attention. F.dropout in forward code, and dropout inside
+    recurrent layers, follow the training mode and are off. With a rate, dropout is also inserted after every linear map and convolution
+    but the output layer. Prediction averages `draws` passes. `member` returns the plain network without draws, which is not the same function
+    as the average of the draws.
 
     Args:
-        rate: dropout rate of the layers to put in; None uses the network's own dropout layers only.
+        rate: dropout rate of inserted layers; None uses the network's own dropout layers only.
         connections: drop weights instead of outputs (DropConnect); needs a rate.
         draws: passes averaged at prediction.
     """

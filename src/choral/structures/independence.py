@@ -1,7 +1,7 @@
-"""Check that the members of a joint network do not see each other, by the autograd graph of one pass in training mode.
+"""Check that the members of a joint network are independent, by the autograd graph of one pass in training mode.
 
-A backward pass from each of a few sets of members: no gradient may reach the tensors, or the inputs, that belong to a member outside
-the set. Of 32 members it takes 10 passes, of 1000 it takes 20, and any two that are mixed are found.
+For some sets of members, no gradient of their outputs may reach tensors or inputs of other members. 32 members take 10 backward passes,
+1000 take 20, and any two members that are mixed are found.
 """
 
 import torch
@@ -13,20 +13,20 @@ from choral.layers.packed.networks import PackedNetwork
 
 
 def stacked_of(network: Joint) -> dict[str, Tensor]:
-    """Return the parameters that hold a part for each member, which require gradients from now on."""
+    """Return the parameters with a part for each member, and require their gradients."""
     return {
         n: p.requires_grad_() for n, p in network.named_parameters() if n.removeprefix("network.") in network.stacked
     }
 
 
 def refuse_mixed(network: Joint, outputs: Tensor, inputs: list[Tensor], order: list[str]) -> None:
-    """Raise ConversionError if a member's output depends on what belongs to another member, by the graph of one pass.
+    """Raise ConversionError if a member's output depends on tensors of another member.
 
     Args:
-        network: ran in training mode, with gradients for all its `stacked_of`.
+        network: was run in training mode, with gradients for all its `stacked_of`.
         outputs: (member, batch, ...)
-        inputs: what members read, (member, batch, ...), where each has inputs of its own.
-        order: the names of the modules in the order in which they ran.
+        inputs: inputs of members (member, batch, ...), if they have their own.
+        order: names of the modules in order of execution.
     """
     own = stacked_of(network)
     sought = [*own.values(), *inputs]
@@ -36,7 +36,7 @@ def refuse_mixed(network: Joint, outputs: Tensor, inputs: list[Tensor], order: l
     weighed = (outputs * weights).flatten(1).sum(1)  # (member,)
 
     def mixed(members: list[int]) -> list[bool]:
-        """Return which of the sought tensors the output of some members depends on in what belongs to others."""
+        """Return which of these tensors the outputs of some members depend on in the parts of other members."""
         found = torch.autograd.grad(weighed[members].sum(), sought, retain_graph=True, allow_unused=True)
         others = torch.ones(network.members, dtype=torch.bool, device=outputs.device)
         others[members] = False
@@ -58,7 +58,7 @@ def refuse_mixed(network: Joint, outputs: Tensor, inputs: list[Tensor], order: l
 
 
 def _sets(members: int) -> list[list[int]]:
-    """Return few sets of members such that of any two, each is in one without the other: those with equal digits in binary.
+    """Return a few sets of members such that each of any two is in a set without the other: equal binary digits.
 
     >>> _sets(2), len(_sets(64)), len(_sets(1000))
     ([[0], [1]], 12, 20)
@@ -68,7 +68,7 @@ def _sets(members: int) -> list[list[int]]:
 
 
 def why_not_run(network: Joint, error: Exception) -> ConversionError:
-    """Return what to raise for an error that a joint network gives in training mode."""
+    """Return the error to raise for an error of a joint network in training mode."""
     if "running_mean" in str(error):
         return ConversionError(
             "the joint network cannot run: forward code draws by member (F.dropout, for example) before a normalization that all "

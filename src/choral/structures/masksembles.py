@@ -20,20 +20,20 @@ from choral.structures.base import JointStructure, Selective
 
 @dataclass(frozen=True, kw_only=True)
 class Masksembles(Selective, JointStructure):
-    """Every linear map and convolution but the output layer and frozen ones is masked, with a fixed mask for each member.
+    """Every linear map and convolution but the output layer and frozen ones has a fixed mask for each member.
 
-    In training the batch is split over the members, or given to each of them (`repetition`, as the Packed-Ensembles paper
-    trains it, for as many times the operations); at prediction every member sees all of it. Masks are buffers, so they
-    are saved with the weights. The weights start at those of the given network.
+    In training the batch is split over the members, or given to each of them (`repetition`, as in the Packed-Ensembles paper, for M times the
+    operations); at prediction every member reads all of it. Masks are buffers, so they are saved with the weights. The weights start at
+    those of the given network.
 
     Args:
         scale: at least 1; 1 makes all masks full, a large one makes them nearly disjoint (see `overlapping_masks`).
         repetition: whether every member trains on the whole batch instead of its part.
 
     Shapes: x (batch, ...) -> (member, ceil(batch / member), ...) in training, where a batch that cannot be split evenly is
-    filled up with its first rows; (member, batch, ...) with repetition.
+    padded with its first rows; (member, batch, ...) with repetition.
 
-    Differs from the paper: BatchNorm statistics are kept by member, so that members do not train each other.
+    Differs from the paper: BatchNorm statistics are separate, so that members do not influence each other.
     """
 
     limits: ClassVar[Limits] = {**JointStructure.limits, "scale": Limit(lambda scale: scale >= 1, "at least 1")}
@@ -59,7 +59,7 @@ class Masksembles(Selective, JointStructure):
 
     @property
     def by_row(self) -> bool:
-        """Only if every member reads all rows."""
+        """Whether every member reads all rows."""
         return self.repetition
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:

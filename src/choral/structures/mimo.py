@@ -32,7 +32,7 @@ class Mimo(Structure):
 
     Args:
         members: M.
-        repetition: the paper's rho, the probability that a row holds the same example for all members.
+        repetition: the paper's rho, the probability that a row has the same example for all members.
         batch_repetition: how often an example appears in a training batch for each member.
 
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
@@ -76,11 +76,11 @@ class Mimo(Structure):
 
     @property
     def by_row(self) -> bool:
-        """No: rows are mixed among members."""
+        """False: rows are mixed among members."""
         return False
 
     def feed(self, x: Batch, y: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """Put the inputs of all members side by side: different examples in training, the same one at prediction."""
+        """Concatenate the inputs of all members: different examples in training, the same one at prediction."""
         if not isinstance(x, Tensor):
             raise ConversionError(
                 "MIMO puts the inputs of its members side by side in one tensor; give one tensor, not a dict, tuple or list, or use another method."

@@ -15,23 +15,23 @@ SMALL = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(JointStructure):
-    """PE-(alpha, M, gamma): M members that are the plain network with alpha / M times its inner widths.
+    """PE-(alpha, M, gamma): M members, each the plain network with alpha / M times its inner widths.
 
-    All members see the same batch and differ by their initial weights: with equal starts they stay equal. See `choral.layers.packed.networks.pack` for how networks are
-    converted; `print(network.report())` on the joint network lists every layer's widths and effective gamma.
+    All members read the same batch and differ by their initial weights. See `choral.layers.packed.networks.pack` for the conversion;
+    `print(network.report())` on the joint network lists every layer's widths and effective gamma.
 
     Args:
         members: M.
-        width: alpha, the width of all members together over the width of the plain network. None gives members of small MLPs
-            its full width, which costs `members` times its operations, and all others 2.
+        width: alpha, the width of all members together relative to the plain network. By default members of small MLPs have its full width,
+            which costs `members` times its operations, and other networks use 2.
         subgroups: gamma, groups within a member.
         minimum_channels: gamma is lowered in layers whose groups would have fewer input channels.
         whole_block_starts: no subgroups in the first layer of a block (the paper); False is the authors' code for wide ResNets
             (PE-(2, 4, 2) of WRN-28-10: 27,185,608 parameters, and 19,352,008 in their code).
-        own_batches: each member is trained on batches of its own instead of the same one.
-        equal_starts: all members start at the weights of the first (the paper's ablation, Table 7).
-        first: patterns of the layers that read the input, if not the first one registered.
-        last: patterns of the layers that give the output, if not the last one registered.
+        own_batches: train each member on its own batches.
+        equal_starts: start all members at the weights of the first (the paper's ablation, Table 7).
+        first: name patterns of the layers that read the input, if not the first one registered.
+        last: name patterns of the layers that give the output, if not the last one registered.
     """
 
     draws_anew: ClassVar[bool] = True

@@ -21,25 +21,23 @@ from choral.structures.base import OneMember, Selective
 
 @dataclass(frozen=True, kw_only=True)
 class Patched(Selective, OneMember):
-    """One network whose patched layers hold K components each; every pass draws which of them are used.
+    """One network whose patched layers have K components each; every pass draws which of them are used.
 
-    `mixture` chooses the method: `choral.layers.bayesian.patched.FAMILY` has EMP (one draw for a layer), ECMP (one for every
-    scalar), the explicit ensemble, dropout and DropConnect. Prediction averages `draws` passes. `member` gives the plain
-    network at the mean over components, which is not the same function as the average of the draws.
+    `mixture` chooses the method: `choral.layers.bayesian.patched.FAMILY` has EMP (one draw for a layer), ECMP (one for every scalar), the
+    explicit ensemble, dropout and DropConnect. Prediction averages `draws` passes. `member` returns the plain network at the mean over
+    components, which is not the same function as the average of the draws.
 
     Args:
         mixture: how patched layers are drawn.
-        mixtures: other mixtures of the layers whose names fit a pattern, the first that fits; such as EMP for norms and ECMP, or
-            dropout, for linear layers.
+        mixtures: other mixtures by name pattern, the first that matches; such as EMP for norms and ECMP, or dropout, for linear layers.
         draws: passes averaged at prediction, the paper's S.
         norms: whether normalization layers are patched.
         output: whether the output layer (the last one registered) is patched.
-        include: patterns of further layers to patch.
-        jitter: spread of norm scales over components at the start, relative to their value.
-        keep_weights: start components near the network's own (trained) weights instead of drawing them afresh; shared
-            layers always keep them.
-        statistics: 'draw' keeps BatchNorm statistics for each of the passes of prediction, to be estimated after training by
-            `choral.plan.RecalibrateDraws`; 'shared' uses the running ones, averages over draws that fit none of them.
+        include: name patterns of further layers to patch.
+        jitter: initial spread of norm scales over components, relative to their value.
+        keep_weights: start components near the network's own (trained) weights instead of drawing them; shared layers always keep theirs.
+        statistics: 'draw' estimates BatchNorm statistics for each pass of prediction after training (`choral.plan.RecalibrateDraws`);
+            'shared' uses the running ones, averages over draws that fit none of them.
 
     The penalty is `choral.objectives.penalties.L2`.
 
@@ -87,7 +85,6 @@ class Patched(Selective, OneMember):
         return joint
 
     def _mixture_of(self, name: str) -> Mixture:
-        """Return how a layer is drawn."""
         return next((mixture for pattern, mixture in self.mixtures if matches(name, (pattern,))), self.mixture)
 
     def _wanted(self, network: nn.Module) -> set[str]:

@@ -1,4 +1,4 @@
-"""TabM: members share the body of a network and own what comes first, small adapters, and their output layers.
+"""TabM: members share the body of a network and have their own input factors, small adapters, and output layers.
 
 Reference: Gorishniy, Kotelnikov & Babenko, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling", ICLR 2025,
 arXiv:2410.24210, section 3.
@@ -29,24 +29,24 @@ FirstFactors = Literal["auto", "signs", "normal"]
 
 @dataclass(frozen=True, kw_only=True)
 class TabM(JointStructure):
-    """Adapters around shared weights, of which only the very first starts at random, and an output layer for each member.
+    """Adapters around shared weights, of which only the first starts at random, and an output layer for each member.
 
-    The first layer behind the features multiplies its inputs by factors of each member: random signs, or where features are
-    embedded (`choral.models.tabular`) one number of N(0, 1) for all columns of a feature. All later factors start at 1. Output
-    layers are other draws from the values of the given one, which the first member keeps. Embeddings, and layers with frozen or
-    tied weights, are shared; normalization statistics are kept by member.
+    The first layer after the features multiplies its inputs by factors of each member: random signs or, if features are embedded
+    (`choral.models.tabular`), one number of N(0, 1) for all columns of a feature. All later factors start at 1. Output layers are drawn from
+    the values of the given one, which the first member keeps. Embeddings, and layers with frozen or tied weights, are shared;
+    normalization statistics are separate.
 
     Args:
         members: the paper's k.
-        adapters: 'all' gives every hidden layer factors for its inputs and outputs and a bias by member; 'first' gives factors
-            to the inputs of the first layer alone (the paper's TabM-mini).
-        start: 'signs', 'normal', or 'auto': 'normal' behind embedded features, else 'signs'.
-        own_batches: whether each member is trained on batches of its own instead of the same one.
-        exclude: patterns of layers that stay wholly shared.
+        adapters: 'all' gives every hidden layer factors for its inputs and outputs and a bias for each member; 'first' gives factors
+            to the inputs of the first layer only (the paper's TabM-mini).
+        start: 'signs', 'normal', or 'auto': 'normal' after embedded features, else 'signs'.
+        own_batches: train each member on its own batches.
+        exclude: name patterns of layers that are shared completely.
 
     Every parameter gets the gradient of the mean loss over all members, as in the authors' code, and weight decay.
 
-    Differs from the paper: any network can be converted, not an MLP alone.
+    Differs from the paper: any network can be converted, not only MLPs.
     """
 
     averages: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class TabM(JointStructure):
         return joint.train(network.training)
 
     def _trained(self, tree: nn.Module) -> list[str]:
-        """Return the names of the layers that members adapt, and at the end of the one that they own."""
+        """Return the names of the layers that members adapt, and last of the one that they own."""
         tied = tied_layers(tree)
         kept = (*(name for name, _ in layers_of(tree, (Apiece,))), *self.exclude)
         free = [
@@ -109,7 +109,7 @@ class TabM(JointStructure):
 
 
 def _apart(layer: nn.Module, members: int, generator: torch.Generator) -> PackedLayer:
-    """Return a layer with weights for every member, drawn from the values of the given ones."""
+    """Return a layer with separate weights for each member, drawn from the values of the given ones."""
     made = copy.deepcopy(layer)
     for name, p in layer.named_parameters():
         own = redrawn(p, p.shape, members=members, spread=1.0, generator=generator)
@@ -118,7 +118,7 @@ def _apart(layer: nn.Module, members: int, generator: torch.Generator) -> Packed
 
 
 def _widths(tree: nn.Module, first: str, layer: nn.Module) -> tuple[int, ...]:
-    """Return how many columns each feature has in front of the first layer; () if features are not embedded there."""
+    """Return the number of columns of each feature before the first layer; () if features are not embedded."""
     found: tuple[int, ...] = ()
     for name, module in tree.named_modules():
         if name == first:

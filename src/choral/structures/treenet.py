@@ -22,10 +22,10 @@ from choral.structures.base import JointStructure
 
 
 class CommonDraws(Foldable):
-    """A layer that draws once for all members, so that what they share is computed once.
+    """A layer with the same random draws for all members, so that what they share is computed once.
 
     Args:
-        layer: what draws; taken over.
+        layer: the random layer, not copied.
     """
 
     def __init__(self, layer: nn.Module):
@@ -47,15 +47,15 @@ class CommonDraws(Foldable):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeNet(JointStructure):
-    """The layers up to some depth are shared, the others exist once for each member.
+    """The layers up to some depth are shared, the others exist for each member.
 
-    The trunk keeps the weights of the given network, and so does the branch of the first member; the other branches are
-    drawn from the values of its weights. The trunk is computed once for all members, its dropout layers included.
+    The trunk and the branch of the first member keep the weights of the given network; other branches are drawn from their values. The trunk
+    is computed once for all members, including its dropout layers.
 
     Args:
-        start: name (pattern) of the first branch layer: it and everything registered after it is in the branches.
-        branches: instead of start, patterns of all branch layers. The output layer if neither is given.
-        kernel: 'auto' or 'grouped': only together can members share one pass through the trunk.
+        start: name (pattern) of the first branch layer; everything registered after it is in the branches.
+        branches: name patterns of all branch layers instead. By default the output layer.
+        kernel: 'auto' or 'grouped', which computes the trunk once.
     """
 
     kernel: Literal["auto", "grouped"] = "auto"

@@ -3,7 +3,7 @@
     from choral.testing import check_recipe
     check_recipe(my_recipe(epochs=12, members=3))
 
-Every check trains the recipe again, so give it few epochs, and a learning rate that is safe for small networks.
+Every check trains the recipe again, so use few epochs, and a learning rate that is safe for small networks.
 """
 
 import json
@@ -35,12 +35,12 @@ class Nonconforming(ChoralError, AssertionError):
 
 
 def check_recipe(recipe: Recipe, *, problems: Sequence[str] | Mapping[str, Trial] = tuple(PROBLEMS)) -> None:
-    """Run the whole conformance suite on a recipe; raises Nonconforming with every check that failed.
+    """Run the conformance suite on a recipe; raise Nonconforming with every failed check.
 
     Args:
-        recipe: the method; a small budget is enough, and two or more members test more than one.
-        problems: which of `choral.testing.PROBLEMS` to run it on: 'classification', 'regression', 'images'; or a dict of others,
-            where a refusal counts as a failure and is reported with its message.
+        recipe: the method; a small budget is enough, with at least two members.
+        problems: which of `choral.testing.PROBLEMS` to use: 'classification', 'regression', 'images'; or a dict of others, where a refused
+            network counts as a failure and is reported with its message.
     """
     failed = []
     for problem in problems:
@@ -83,8 +83,8 @@ def seed_decides(recipe: Recipe, trial: Trial) -> None:
 def executors_agree(recipe: Recipe, trial: Trial) -> None:
     """Members trained stacked and one by one agree up to rounding.
 
-    Differences above the tolerance are checked again in double precision, where rounding vanishes (Adam divides even a gradient of 1e-8
-    by its size, such as that of a bias before BatchNorm) and mistakes remain.
+    Differences above the tolerance are checked again in double precision, where rounding vanishes (Adam divides even a gradient of 1e-8, such as
+    that of a bias before BatchNorm, by its size) and errors remain.
     """
     if not _apart(recipe, trial, atol=2e-4, rtol=2e-3):
         return
@@ -104,7 +104,7 @@ def _apart(recipe: Recipe, trial: Trial, *, atol: float, rtol: float) -> str:
 
 
 def resumes_exactly(recipe: Recipe, trial: Trial) -> None:
-    """A run that is stopped at every event in turn and resumed ends with the bytes of an uninterrupted one."""
+    """A run that is stopped at every event in turn and resumed gives the bytes of an uninterrupted one."""
     able = "sequential", *(("vectorized",) if _stacked(recipe, trial) is not None else ())
     for executor in able:
         with tempfile.TemporaryDirectory() as place:
@@ -127,7 +127,7 @@ def _stopped_at_every_event(recipe: Recipe, trial: Trial, executor: Executor, pl
 
 
 def saves_exactly(recipe: Recipe, trial: Trial) -> None:
-    """Loaded from a file and from a run folder, the ensemble predicts the same bits."""
+    """Loaded from a file and from a run folder, the ensemble gives bit-identical predictions."""
     with tempfile.TemporaryDirectory() as place:
         ensemble = _fitted(recipe, trial, run_dir=Path(place) / "run")
         ensemble.save(Path(place) / "saved.choral")

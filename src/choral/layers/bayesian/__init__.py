@@ -1,1 +1,1 @@
-"""Layers that draw their weights, or what they drop, in every pass."""
+"""Layers with random weights or dropout in every pass."""

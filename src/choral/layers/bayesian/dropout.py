@@ -1,8 +1,7 @@
-"""Dropout that stays on in evaluation: of activations, of a layer's outputs, and of weights (DropConnect).
+"""Dropout that is on in evaluation too: of activations, of a layer's outputs, and of weights (DropConnect).
 
-Evaluation mode freezes BatchNorm and the like; these layers draw all the same, so that passes of a network in evaluation
-mode differ. In training every point of a batch has draws of its own. In evaluation a pass is one thinned network for all points, as
-in the papers' derivation, so that what a point gets does not depend on other points of the batch. All draws go through `choral.base.draws`.
+In training every row of a batch has its own draws. In evaluation a pass is one thinned network for all rows, as in the papers' derivation,
+so that a prediction does not depend on other rows. All draws use `choral.base.draws`.
 
 Reference: Gal & Ghahramani, "Dropout as a Bayesian Approximation", 2016, arXiv:1506.02142; Wan et al.,
 "Regularization of Neural Networks using DropConnect", ICML 2013.
@@ -24,11 +23,11 @@ from choral.layers.joint.layers import WeightLayer
 
 
 class StochasticDepth(nn.Dropout):
-    """Drop everything that a layer gives for a row, such as the branch of a residual block, with probability `p`.
+    """Drop all outputs of a layer for a row, such as the branch of a residual block, with probability `p`.
 
     In evaluation it does nothing, unless `choral.recipes.mc_dropout` keeps it on: a pass is then one shallower network.
 
-    Reference: Huang et al., "Deep Networks with Stochastic Depth", 2016, arXiv:1603.09382, in the scaling of `nn.Dropout`.
+    Reference: Huang et al., "Deep Networks with Stochastic Depth", 2016, arXiv:1603.09382, scaled as `nn.Dropout`.
 
     >>> StochasticDepth(0.5)(torch.ones(1000, 3)).unique(dim=0).tolist()
     [[0.0, 0.0, 0.0], [2.0, 2.0, 2.0]]
@@ -52,9 +51,10 @@ def checked_rate(rate: float) -> float:
 
 
 class RowAware(nn.Module):
-    """A layer whose draws in evaluation are the same for all rows; `rows` is the axis they stand on, 0 where nothing else is known.
+    """A layer with the same draws for all rows in evaluation; `rows` is their axis, by default 0.
 
-    Networks that compute (time, batch, feature) have it elsewhere; by the number of axes, since one layer may be called in several places.
+    Networks that compute (time, batch, feature) have it elsewhere; it is stored by the number of axes, since a layer may be called in
+    several places.
     """
 
     def __init__(self) -> None:
@@ -62,17 +62,17 @@ class RowAware(nn.Module):
         self.rows: dict[int, int] = {}
 
     def one_row(self, x: Tensor) -> Tensor:
-        """Return the first row of x, with its axis."""
+        """Return the first row of x, keeping its axis."""
         axis = self.rows.get(x.dim(), 0)
         return x.narrow(axis, 0, min(1, x.shape[axis]))
 
 
 def find_rows(network: nn.Module, run: Callable[[int], object]) -> None:
-    """Tell every `RowAware` layer which axis rows stand on: the one that grows with their number.
+    """Find the axis of rows for every `RowAware` layer: the one that grows with their number.
 
     Args:
-        network: in evaluation mode.
-        run: passes so many rows through it.
+        network: a network in evaluation mode.
+        run: passes this many rows through it.
     """
     layers = [layer for _, layer in layers_of(network, (RowAware,))]
     seen: list[list[tuple[RowAware, torch.Size]]] = []
@@ -96,7 +96,7 @@ class Dropped(RowAware, Twin):
     """Dropout that is on in training and in evaluation.
 
     Args:
-        dropout: the plain dropout layer (`nn.Dropout`, `nn.Dropout1d` to `3d`, alpha dropout) it stands for.
+        dropout: the plain dropout layer (`nn.Dropout`, `nn.Dropout1d` to `3d`, alpha dropout) to replace.
 
     >>> layer = Dropped(nn.Dropout(0.5)).eval()
     >>> bool((layer(torch.ones(1, 1000)) == 0).any())
@@ -110,7 +110,7 @@ class Dropped(RowAware, Twin):
 
     @property
     def p(self) -> float:
-        """The rate, by the name it has in torch's layers: forward code may read it."""
+        """The rate, under the name that torch's layers use and forward code may read."""
         return self.rate
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,10 +158,10 @@ class DroppedOutput(DroppingLayer, RowAware):
 class DropConnect(DroppingLayer):
     """A linear map or convolution with weights dropped anew in every pass.
 
-    The kept weights are divided by 1 - rate, so the mean weight is the layer's own; biases are never dropped.
+    The kept weights are divided by 1 - rate, so that the mean weight is the layer's own; biases are never dropped.
 
     Args:
-        layer: the plain layer; its parameters become this layer's own, under the same names.
+        layer: the plain layer; its parameters are taken over under the same names.
         rate: probability of dropping a weight.
     """
 

@@ -1,8 +1,8 @@
 """The variational family of ensembles: every tensor of a layer is drawn from a mixture of components.
 
-A layer's tensors are W = sum_k 1[Z = k] * M_k (equation 1 of the paper, its noise of standard deviation sigma left out,
-since sigma is set to the machine's precision). Methods differ in the number of components, in what is fixed and in which
-entries of Z are drawn together (the paper's Table 2 and equations 4 and 5):
+A layer's tensors are W = sum_k 1[Z = k] * M_k (equation 1 of the paper, without its noise, since sigma is the machine's precision).
+Methods differ in the number of components, in what is fixed and in which entries of Z are drawn together (the paper's Table 2 and
+equations 4 and 5):
 
 | method            | components K       | assignments Z drawn  | fixed                             |
 |-------------------|--------------------|----------------------|-----------------------------------|
@@ -12,14 +12,14 @@ entries of Z are drawn together (the paper's Table 2 and equations 4 and 5):
 | EMP               | K in each layer    | once for a layer     |                                   |
 | ECMP              | K in each layer    | for every scalar     |                                   |
 
-`FAMILY` holds them as values; `PatchedLayer` is the one layer for all of them.
+`FAMILY` has them as values; `PatchedLayer` implements all of them.
 
 Reference: Chang et al., "Ensemble Model Patching: A Parameter-Efficient Variational Bayesian Neural Network", 2019,
 arXiv:1905.09453.
 
-Running statistics of a BatchNorm are averages over draws, and fit none of them: behind a layer drawn from components each draw has means and
-variances of its own. Passes at prediction are numbered and their draws follow from their numbers, so the statistics of each can be
-estimated once after training and kept with the weights.
+Running statistics of BatchNorm are averages over draws and fit none of them: after a patched layer each draw has its own means and
+variances. Passes at prediction are numbered and their draws follow from the number, so the statistics of each can be estimated once after
+training and stored with the weights.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -56,11 +56,11 @@ def keeps_statistics(layer: nn.Module) -> bool:
 
 
 class DrawnStatistics(nn.Module):
-    """Means and variances by pass, used once they are known; before, the running ones are.
+    """Means and variances by pass, used once they are estimated, instead of the running ones.
 
     Args:
-        passes: how many numbered passes.
-        like: running means, for their number and kind.
+        passes: number of passes.
+        like: running means, for their number and dtype.
 
     Shapes: mean and var (pass, channel).
     """
@@ -79,11 +79,11 @@ class DrawnStatistics(nn.Module):
         self.register_buffer("known", torch.zeros((), dtype=torch.bool, device=like.device))
 
     def begin(self, number: int) -> None:
-        """Estimate the statistics of a pass from now on: an average in which every batch counts the same."""
+        """Start to estimate the statistics of a pass, as an average over batches of equal weight."""
         self.number, self._seen = number, 0
 
     def end(self) -> None:
-        """Use what was estimated."""
+        """Use the estimates from now on."""
         self.number = None
         self.known.fill_(True)
 
@@ -113,7 +113,7 @@ class DrawnNorm(Converted):
     """A BatchNorm that is shared by all draws and has statistics for each pass.
 
     Args:
-        layer: the BatchNorm; its tensors become this layer's own.
+        layer: the BatchNorm, whose tensors are taken over.
         passes: see `DrawnStatistics`.
     """
 
@@ -142,10 +142,9 @@ class Mixture(Value):
         components: K, trained components of each tensor.
         assignment: which entries share one draw of Z: those of the 'network', of a 'layer', of an input 'unit', or none
             ('scalar').
-        zero: probability of a further component that is fixed at 0 (weights only), in every layer or scalar as `assignment` says; 0
-            leaves it out.
+        zero: probability of an additional component fixed at 0 (weights only), drawn as `assignment` says; 0 for none.
         learned: whether the mixing probabilities are learned; otherwise they are uniform.
-        temperature: of the relaxed assignments that carry the gradient of learned probabilities.
+        temperature: temperature of the relaxed assignments, which carry the gradient of learned probabilities.
     """
 
     limits: ClassVar[Limits] = {"components": COUNT, "temperature": POSITIVE, "zero": BELOW_ONE}
@@ -186,20 +185,19 @@ FAMILY = family()
 class PatchedLayer(Converted):
     """A plain layer whose tensors are drawn from components in every pass, in training and in evaluation.
 
-    Components are the parameters `patches.weight`, `patches.bias` and so on, with the component axis first; buffers
-    (running statistics) are shared. Learned mixing probabilities are softmax(`mixing`), and reach their gradient through
-    assignments that are hard in the forward pass and relaxed (Gumbel-softmax) in the backward pass; the gradient of the
-    components is that of the hard draw, so it is unbiased.
+    Components are the parameters `patches.weight`, `patches.bias` and so on, with the component axis first; buffers (running statistics) are
+    shared. Learned mixing probabilities are softmax(`mixing`). Their gradient flows through assignments that are hard in the forward pass and
+    relaxed (Gumbel-softmax) in the backward pass; the gradient of the components is that of the hard draw, so it is unbiased.
 
     Args:
         layer: the plain layer; not changed.
         mixture: how its tensors are drawn.
-        jitter: spread of constant tensors (norm scales) over components, relative to their value.
-        keep_weights: start all components near the layer's own weights (jittered) instead of drawing them afresh.
+        jitter: initial spread of constant tensors (norm scales) over components, relative to their value.
+        keep_weights: start all components near the layer's own weights (jittered) instead of drawing them.
         generator: draws the components; a new one with seed 0 by default.
-        passes: passes at prediction; with them a BatchNorm has statistics for each (`choral.layers.bayesian.patched`), and in
-            evaluation mode draws follow from the number of the pass and `key`. 0 leaves both out.
-        key: of the draws by pass; another one for each layer.
+        passes: number of passes at prediction. A BatchNorm then has statistics for each, and in evaluation mode draws follow from the number
+            of the pass and `key`. 0 disables both.
+        key: key of the draws by pass, different for each layer.
 
     Component 0 always starts at the layer's own weights, so K = 1 is the plain layer.
 
@@ -320,12 +318,12 @@ class PatchedLayer(Converted):
 
 
 class PatchedNetwork(Twin):
-    """A network of patched layers whose assignments are all the same: one draw for every pass.
+    """A network of patched layers that share their assignments: one draw for every pass.
 
     Args:
-        network: holds patched layers with assignment='network'; taken over, not copied.
+        network: contains patched layers with assignment='network'; not copied.
         components: K.
-        key: of the draws by pass in evaluation mode, see `PatchedLayer`; None follows the running draws.
+        key: key of the draws by pass in evaluation mode, see `PatchedLayer`; None follows the running draws.
     """
 
     def __init__(self, network: nn.Module, *, components: int, key: int | None = None):
@@ -348,5 +346,4 @@ def draws_by_pass(key: int | None, training: bool) -> AbstractContextManager[Non
 
 
 def _row(values: Tensor, number: int | Tensor) -> Tensor:
-    """Return one row; its number is a tensor of one number where vmap maps it."""
     return values[number] if isinstance(number, int) else values.index_select(0, number.reshape(1).long()).squeeze(0)

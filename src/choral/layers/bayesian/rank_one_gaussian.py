@@ -1,11 +1,10 @@
-"""Layers whose members share one weight and own Gaussian rank-one factors: W_m = W * (s_m r_m^T), elementwise.
+"""Layers whose members share one weight and have Gaussian rank-one factors: W_m = W * (s_m r_m^T), elementwise.
 
-Member m multiplies its inputs by r_m, applies the shared weight, and multiplies the outputs by s_m; r_m and s_m have
-factorized Gaussian posteriors (`input_mean`, `input_rho`, `output_mean`, `output_rho`), drawn once for each member in
-every forward pass. Means start at random signs, so that members start apart. The penalty that belongs to them is
-`choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1)`.
+Member m multiplies its inputs by r_m, applies the shared weight, and multiplies the outputs by s_m. r_m and s_m have factorized Gaussian
+posteriors (`input_mean`, `input_rho`, `output_mean`, `output_rho`), drawn for each member in every forward pass. Means start at random
+signs, so that members differ. The penalty is `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1)`.
 
-Inputs and outputs hold all members folded into the batch axis, member by member: (member * batch, ...).
+Inputs and outputs have all members folded into the batch axis: (member * batch, ...).
 
 Reference: Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020, arXiv:2005.07186.
 """
@@ -24,8 +23,8 @@ class RankOneGaussianLayer(WeightLayer):
     """A linear map or convolution with shared weight and Gaussian rank-one factors.
 
     Args:
-        layer: the plain layer; its weight becomes this layer's own, and every member starts with its bias.
-        members: how many members, at least 1. A single member's factors start at 1, so it starts as the plain layer.
+        layer: the plain layer; its weight is taken over, and every member starts with its bias.
+        members: number of members. A single member's factors start at 1, so it starts as the plain layer.
         rho: as in `choral.layers.bayesian.sampling.SampledLayer`.
         generator: a generator for the signs; torch's own if None.
 

@@ -1,9 +1,8 @@
-"""Layers with a posterior over their weights, drawn anew in every forward pass: Gaussian, and Gaussian behind gates.
+"""Layers with a posterior over their weights, drawn in every forward pass: Gaussian, and Gaussian with gates.
 
-They draw in training and in evaluation mode alike, through `choral.base.draws`; within `at_means` they draw nothing and use
-the center of their posterior. Each tensor X of the plain layer becomes the parameters `X_mean` and `X_rho`; one draw for the
-whole batch gives it the value X_mean + softplus(X_rho) * noise. The penalties that belong to them are
-`choral.objectives.kl.GaussianKL` and `choral.objectives.kl.SpikeSlabKL`.
+They draw in training and in evaluation mode, with `choral.base.draws`; within `at_means` they use the means of their posterior. Each tensor
+X of the plain layer becomes the parameters `X_mean` and `X_rho`; its value, the same for the whole batch, is X_mean + softplus(X_rho) *
+noise. The penalties are `choral.objectives.kl.GaussianKL` and `choral.objectives.kl.SpikeSlabKL`.
 
 References: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424; Jantre et al., "Sequential Bayesian
 Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and appendix A.
@@ -51,14 +50,14 @@ def draw(mean: Tensor, rho: Tensor) -> Tensor: ...
 @overload
 def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None: ...
 def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None:
-    """Return mean + softplus(rho) * noise, or the mean within `at_means`; None (a layer without bias) stays None."""
+    """Return mean + softplus(rho) * noise, or the mean within `at_means`; None for None (a layer without bias)."""
     if mean is None or rho is None or now().means:
         return mean
     return draws.remembered(mean, lambda: torch.addcmul(mean, std_of(rho), draws.normal(mean.shape, like=mean)))
 
 
 def add_posterior(layer: nn.Module, name: str, center: Tensor | None, rho: float) -> None:
-    """Give a layer the parameters `name_mean`, a copy of `center`, and `name_rho`; None twice if `center` is None."""
+    """Add the parameters `name_mean`, a copy of `center`, and `name_rho` to a layer; None twice if `center` is None."""
     mean = None if center is None else nn.Parameter(center.detach().clone())
     layer.register_parameter(name + MEAN, mean)
     layer.register_parameter(name + RHO, None if mean is None else nn.Parameter(torch.full_like(mean, rho)))
@@ -71,13 +70,13 @@ def fresh_weight(weight: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 class SampledLayer(Converted):
-    """A linear map or convolution whose weight and bias have a Gaussian posterior each.
+    """A linear map or convolution with a Gaussian posterior of weight and bias.
 
     Args:
         layer: the plain layer, for its settings, device and dtype; not changed.
-        rho: where every rho starts; the standard deviation is softplus(rho), 0.0025 for the default.
-        keep_weights: means start at the plain layer's weights, not at fresh draws.
-        generator: a generator for fresh means; torch's own if None.
+        rho: initial value of every rho; the standard deviation is softplus(rho), 0.0025 for the default.
+        keep_weights: start means at the plain layer's weights instead of drawing them.
+        generator: a generator for new means; torch's own if None.
     """
 
     weight_mean: nn.Parameter
@@ -101,7 +100,7 @@ class SampledLayer(Converted):
 
     @property
     def weight(self) -> nn.Parameter:
-        """The mean of the weight: forward code may read its dtype or shape."""
+        """The mean of the weight, whose dtype or shape forward code may read."""
         return self.weight_mean
 
     @property
@@ -134,8 +133,7 @@ _NORMS = (*BATCH_NORMS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 class GaussianNorm(Twin):
     """A normalization layer whose scale and shift are Gaussian.
 
-    The statistics are those of the plain layer, kept without scale and shift in `norm`; means start at the layer's own
-    scale and shift (1 and 0 in a fresh layer).
+    `norm` is the plain layer without scale and shift, for the statistics; means start at the layer's own scale and shift.
 
     Args:
         norm: an `nn.BatchNorm1d`, `2d`, `3d`, `nn.GroupNorm`, `nn.LayerNorm` or `nn.RMSNorm` with a scale; not changed.
@@ -177,13 +175,13 @@ def gaussian_twin(
     rho: float = RHO_START,
     generator: torch.Generator | None = None,
 ) -> GaussianLayer | GaussianNorm | None:
-    """Return the Gaussian layer that stands for a plain one, or None if there is none for what it computes.
+    """Return the Gaussian layer for a plain one, or None if there is none.
 
     Args:
-        layer: any module; linear maps, convolutions and normalization with a scale have a twin.
-        keep_weights: means start at the plain layer's weights, not at fresh draws; normalization always keeps its own.
+        layer: any module; linear maps, convolutions and normalization with a scale have a Gaussian layer.
+        keep_weights: start means at the plain layer's weights instead of drawing them; normalization always keeps its own.
         rho: as in `SampledLayer`.
-        generator: for fresh means.
+        generator: for new means.
     """
     if type(layer) in _NORMS and layer._parameters.get("weight") is not None:
         return GaussianNorm(layer, rho=rho)
@@ -195,20 +193,19 @@ def gaussian_twin(
 class SpikeSlabLayer(SampledLayer):
     """A linear map or convolution with Gaussian weights and a gate for each output node.
 
-    Node j has a gate z_j ~ Bernoulli(gamma_j) shared by all weights and the bias that enter it. The forward pass uses the
+    Node j has a gate z_j ~ Bernoulli(gamma_j) shared by all its incoming weights and its bias. The forward pass uses the
     hard gate, eta_j > 0, the backward pass the gradient of the relaxed one, sigmoid(eta_j / temperature), where
     eta_j = logit(gamma_j) + log(u / (1 - u)) with u uniform. The buffer `frozen_gate` fixes gates: -1 leaves a gate free, 0
-    or 1 is its value from then on (`choral.objectives.kl.freeze_gates`). Within `at_means` a node is in when gamma is above
+    or 1 is its value from then on (`choral.objectives.kl.freeze_gates`). Within `at_means` a node is active if gamma is above
     one half.
 
     Args:
         layer, posterior: as in `SampledLayer`.
-        gamma: inclusion probability every node starts with, between 0 and 1, ends excluded.
-        temperature: of the relaxed gate (tau).
-        sampled_gates: whether gates are drawn in evaluation mode too. If not, a node is in or out there as is more likely
-            (the median probability model), and only weights are drawn. BatchNorm behind a gated layer needs that: its running
-            variance also counts the passes in which a node was out, so a node that is rarely in would be blown up by 1 /
-            sqrt(gamma) whenever it is drawn.
+        gamma: initial inclusion probability of every node, strictly between 0 and 1.
+        temperature: temperature of the relaxed gate (tau).
+        sampled_gates: draw gates in evaluation mode too. If not, each gate is fixed to its more probable state (the median probability
+            model), and only weights are drawn. BatchNorm after a gated layer needs that: its running variance includes the passes in which
+            a node was inactive, so a rarely active node would be scaled up by 1 / sqrt(gamma) whenever it is drawn.
 
     >>> layer = SpikeSlabLayer(nn.Linear(3, 2))
     >>> [round(gamma, 2) for gamma in layer.gate_logit.sigmoid().tolist()]
@@ -236,7 +233,7 @@ class SpikeSlabLayer(SampledLayer):
         self.register_buffer("frozen_gate", free)
 
     def gate(self) -> Tensor:
-        """Return the gates of one pass, exactly 0 or 1; if they are drawn, with the gradient of the relaxed gates."""
+        """Return the gates of one pass, exactly 0 or 1, with the gradient of the relaxed gates if they are drawn."""
         if now().means or not (self.training or self.sampled_gates):
             drawn = (self.gate_logit > 0).to(self.gate_logit.dtype)
         else:
@@ -252,7 +249,7 @@ class SpikeSlabLayer(SampledLayer):
         return self.run(x, {"weight": weight, "bias": None if bias is None else bias * gate})
 
     def plain(self) -> nn.Module:
-        """Return a plain layer with the posterior means as weights, zero for nodes that are out."""
+        """Return a plain layer with the posterior means as weights, zero for inactive nodes."""
         gate = torch.where(self.frozen_gate < 0, (self.gate_logit > 0).to(self.frozen_gate), self.frozen_gate)
         weight = self.weight_mean * gate.view((-1,) + (1,) * (self.weight_mean.dim() - 1))
         return filled(

@@ -1,8 +1,8 @@
-"""Layers of members that share weights: masked ones, rank-one ones, and what they have in common.
+"""Layers of members that share weights: masked ones, rank-one ones, and their common parts.
 
-A `Foldable` layer reads members folded into the batch. A `WeightLayer` takes over the parameters of a plain layer under
-their own names. It says which axis of the weight belongs to the inputs and which to the outputs, groups and transposed
-convolutions included, so that a factor for each channel can be multiplied into the weight instead of into the activations.
+A `Foldable` layer reads members folded into the batch. A `WeightLayer` takes over the parameters of a plain layer under their names, and
+knows which axis of the weight belongs to the inputs and which to the outputs, groups and transposed convolutions included, so that a
+factor for each channel can multiply the weight instead of the activations.
 """
 
 from typing import Literal
@@ -17,10 +17,9 @@ from choral.layers.functional import TRANSPOSED, WEIGHTED, Converted, Twin, fill
 
 
 class Foldable(Twin):
-    """A layer that reads a folded batch (member * batch, ...) whenever its tensors carry the member axis.
+    """A layer that reads a folded batch (member * batch, ...) whenever its tensors have the member axis.
 
-    With tensors of one member only it is the plain layer, and `plain` returns that layer. `own` names its tensors that
-    carry the member axis.
+    With tensors of one member it is the plain layer, which `plain` returns. `own` names its tensors with the member axis.
     """
 
     own: tuple[str, ...] = ()
@@ -33,7 +32,7 @@ def fold(x: Tensor) -> Tensor:
 
 
 class CutError(ConversionError):
-    """A layer was given a part of a batch that members are folded into."""
+    """A layer got a part of a batch that members are folded into."""
 
 
 def unfold(x: Tensor, members: int) -> Tensor:
@@ -54,7 +53,7 @@ class WeightLayer(Converted):
     """A linear map or (transposed) convolution whose weight and bias are computed in every pass.
 
     Args:
-        layer: the plain layer; its settings are copied and its parameters become this layer's own.
+        layer: the plain layer; its settings are copied and its parameters taken over.
     """
 
     weight: nn.Parameter
@@ -70,7 +69,7 @@ class WeightLayer(Converted):
         self.take_over(layer)
 
     def operate(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return what the plain layer returns under these weights."""
+        """Return the output of the plain layer with these weights."""
         return self.run(x, {"weight": weight, "bias": bias})
 
     def plain_layer(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -107,7 +106,7 @@ class WeightLayer(Converted):
 def overlapping_masks(
     channels: int, members: int, *, scale: float = 2.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Return binary masks, one row for each member, with as many ones in every row and no column of zeros.
+    """Return binary masks, one row for each member, with equally many ones in every row and no column of zeros.
 
     Drawing m ones for each of M members among m * scale places uses m * scale * (1 - (1 - 1/scale)^M) of them in
     expectation; m is chosen so that this is the number of channels. A scale of 1 gives masks of ones (a plain network),
@@ -116,13 +115,13 @@ def overlapping_masks(
     Args:
         channels: number of columns.
         members: number of rows, M.
-        scale: at least 1; how rarely two members use the same channel.
+        scale: at least 1; the larger, the fewer channels two members share.
         generator: draws the masks; torch's own if None.
 
     Reference: Durasov et al., "Masksembles for Uncertainty Estimation", CVPR 2021, arXiv:2012.08334, section 3.2.
 
-    Differs from the paper: a channel no member uses is given to one of them, which gives up a channel used
-    several times, instead of drawing masks until their number of channels fits.
+    Differs from the paper: a channel that no member uses is given to one of them, which gives up a channel used several times, instead of
+    drawing masks until their number of channels fits.
 
     >>> overlapping_masks(12, 4, scale=2.0, generator=torch.Generator().manual_seed(0)).sum(1).tolist()
     [6.0, 6.0, 6.0, 6.0]
@@ -143,15 +142,15 @@ def overlapping_masks(
 
 
 class MaskedLayer(WeightLayer, Foldable):
-    """A linear map or (transposed) convolution of which every member sees its own part of the output channels.
+    """A linear map or (transposed) convolution with a mask of the output channels for each member.
 
     Args:
-        layer: the plain layer; its parameters become this layer's own.
-        members: how many members.
+        layer: the plain layer, whose parameters are taken over.
+        members: number of members.
         scale: see `overlapping_masks`.
         generator: see `overlapping_masks`.
 
-    Shapes: (member * batch, ...) -> (member * batch, ...); (batch, ...) when the mask is one member's.
+    Shapes: (member * batch, ...) -> (member * batch, ...); (batch, ...) with the mask of one member.
 
     >>> layer = MaskedLayer(nn.Linear(3, 8), members=2, scale=3.0)
     >>> int((layer(torch.ones(2, 3))[0] == 0).sum()) == int((layer.mask[0] == 0).sum())
@@ -190,13 +189,13 @@ class RankOneLayer(WeightLayer, Foldable):
     Member m has the weight W * (r_m s_m^T), elementwise.
 
     Args:
-        layer: the plain layer; its parameters become this layer's own (the bias is repeated for every member).
-        members: how many members, at least 1. A single member starts as the plain layer: r = s = 1.
+        layer: the plain layer, whose parameters are taken over (the bias is repeated for every member).
+        members: number of members. A single member starts as the plain layer: r = s = 1.
         start: 'normal' draws r and s from N(1, spread^2), 'signs' from {-1, 1}; 'ones' leaves all at 1.
         spread: standard deviation of the normal start.
         generator: draws r and s; torch's own if None.
 
-    Shapes: (member * batch, ...) -> (member * batch, ...); (batch, ...) when the tensors are one member's.
+    Shapes: (member * batch, ...) -> (member * batch, ...); (batch, ...) with the tensors of one member.
 
     Reference: Wen et al., "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong Learning", 2020,
     arXiv:2002.06715, equations 1 to 5 (where r multiplies the inputs and s the outputs).
@@ -258,7 +257,7 @@ class ScaledInputs(WeightLayer, Foldable):
     """A linear map or (transposed) convolution shared by members, bias included, each of which scales its inputs by s.
 
     Args:
-        layer: the plain layer; its parameters become this layer's own.
+        layer: the plain layer, whose parameters are taken over.
         factors: s of each member (member, input).
 
     Shapes: as `RankOneLayer`.

@@ -1,7 +1,6 @@
-"""Joint: one module tree that holds several members and runs them in one of three ways.
+"""Joint: one module tree with several members, which can be run in three ways.
 
-Some tensors of the tree carry a member axis in front (they are *stacked*), the others are shared by all members. A tree
-like that can be run
+Some tensors of the tree have a member axis in front (they are *stacked*), the others are shared by all members. The tree can be run
 
 - `loop`: member after member, each pass with that member's slices - the plain layers, the plain kernels;
 - `grouped`: all members side by side, under `torch.func.vmap` or, for most packed networks of convolutions, on the channel axis -
@@ -9,9 +8,8 @@ like that can be run
 - `matmul`: all members together with the members folded into the batch axis - matrix products become batched ones. Layers at the
   beginning of a plain chain that are the same for all members (flattening, embeddings) are computed once.
 
-In the first two a layer sees tensors without the member axis and is the plain layer. In the third it sees the member
-axis and must know what to do: layers that do are `Foldable`. The result is the same up to rounding (with `matmul`, dropout
-draws other numbers), and the way can be changed at any time by setting `kernel`.
+In the first two a layer has tensors without the member axis and is the plain layer. In the third it has the member axis, which `Foldable`
+layers support. Results are the same up to rounding (with `matmul`, dropout draws other numbers), and `kernel` can be changed at any time.
 """
 
 import copy
@@ -42,7 +40,7 @@ _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 
 
 class _Composite(TorchFunctionMode):
-    """Within it, torch's attention layers do not take their fused path, which has no rule for vmap."""
+    """A context in which torch's attention layers do not take their fused path, which has no rule for vmap."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -52,12 +50,12 @@ class Joint(nn.Module):
     """Several members in one module tree.
 
     Args:
-        network: the tree; taken over, not copied.
-        members: how many members the stacked tensors hold.
-        stacked: names of the parameters and buffers that carry the member axis; those its `Foldable` layers own if None.
-        kernel: 'loop', 'grouped', 'matmul', or 'auto': what was fastest in our measurements for the kinds of layers and
-            the device (see `usual_kernel`).
-        own_inputs: whether every member reads inputs of its own.
+        network: the tree, not copied.
+        members: number of members in the stacked tensors.
+        stacked: names of the parameters and buffers with the member axis; by default those that its `Foldable` layers own.
+        kernel: 'loop', 'grouped', 'matmul', or 'auto', the fastest in our measurements for the kinds of layers and the device (see
+            `usual_kernel`).
+        own_inputs: whether every member reads its own inputs.
 
     Shapes: (batch, ...) or, with own_inputs, (member, batch, ...) -> (member, batch, ...).
     """
@@ -91,13 +89,13 @@ class Joint(nn.Module):
         return self._asked == "auto"
 
     def avoid(self, kernels: tuple[str, ...]) -> None:
-        """Leave out kernels that a dry run showed to give something else than members alone."""
+        """Exclude kernels whose results differed from members alone in a dry run."""
         self._avoided = kernels
         if self.kernel in kernels:
             self.choose_kernel()
 
     def choose_kernel(self) -> None:
-        """Take the kernel that was asked for; where that is left open, the usual one for the device the network is on."""
+        """Use the requested kernel, or the usual one for the device of the network."""
         asked = "loop" if self._asked in self._avoided else self._asked
         self.kernel = usual_kernel(self) if self.is_open else asked
         obstacle = "" if self.is_open else self.obstacle(self.kernel)
@@ -127,7 +125,7 @@ class Joint(nn.Module):
         return {"loop": self._loop, "grouped": self.together, "matmul": self._matmul}[self.kernel](x)
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the stacked parameters and the stacked buffers, as they stand in the tree now."""
+        """Return the current stacked parameters and stacked buffers."""
         params: dict[str, Tensor] = {n: p for n, p in self.network.named_parameters() if n in self.stacked}
         return params, {n: b for n, b in self.network.named_buffers() if n in self.stacked}
 
@@ -150,7 +148,7 @@ class Joint(nn.Module):
         return torch.stack(outputs)
 
     def apart(self) -> Iterator[nn.Module]:
-        """Yield the modules that members run each for themselves, when they are folded into the batch."""
+        """Yield the modules that run separately for each member when members are folded into the batch."""
         common = {m for layer in list(self.network._modules.values())[: self._trunk] if layer for m in layer.modules()}
         return (m for m in self.network.modules() if m not in common)
 
@@ -208,7 +206,7 @@ class Joint(nn.Module):
 
 
 def _common(network: nn.Module, stacked: frozenset[str]) -> int:
-    """Return how many layers at the beginning of a plain chain do the same for every member, so that one pass serves them all."""
+    """Return the number of layers at the beginning of a plain chain that are the same for every member."""
     if type(network) is not nn.Sequential:
         return 0
     for i, (name, layer) in enumerate(network._modules.items()):
@@ -220,10 +218,10 @@ def _common(network: nn.Module, stacked: frozenset[str]) -> int:
 
 
 def channels_last(network: nn.Module) -> nn.Module:
-    """Return the network with channels last in the weights of its convolutions, those of each member in stacked ones.
+    """Return the network with convolution weights in channels-last format, those of each member in stacked ones.
 
-    Gain: a training step of 32 images is 1.3 times faster with LeNet-S, 1.2 times with resnet_cifar(20). Convolutions follow the order of
-    their weights, so inputs need not be reordered. Other weights of five axes, such as the components of a patched convolution, keep theirs.
+    Gain: a training step of 32 images is 1.3 times faster with LeNet-S, 1.2 times with resnet_cifar(20). Convolutions follow the format of
+    their weights, so inputs need not be reordered. Other weights of five axes, such as components of a patched convolution, are not changed.
     """
     stacked = {f"network.{name}" for name in network.stacked} if isinstance(network, Joint) else set()
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
@@ -234,11 +232,10 @@ def channels_last(network: nn.Module) -> nn.Module:
 
 
 def usual_kernel(joint: Joint) -> str:
-    """Return the kernel that was fastest for such networks when we measured (benchmarks/shared_speed.py).
+    """Return the kernel that was fastest for such networks in our measurements (benchmarks/shared_speed.py).
 
-    On a CPU, networks of linear maps run fastest as batched matrix products, packed convolutions with members abreast on
-    the channel axis, and other convolutional networks member by member (a DenseNet in 0.6 of the time of grouped convolutions with one
-    thread, 0.77 with two). On other devices, where every launch costs, convolutions are always grouped.
+    On a CPU, networks of linear maps run fastest as batched matrix products, packed convolutions with members side by side on the channel
+    axis, and other convolutional networks member by member. On other devices, where every launch costs, convolutions are always grouped.
     """
     modules = list(joint.apart())
     device = next((p.device for p in joint.network.parameters()), torch.device("cpu"))

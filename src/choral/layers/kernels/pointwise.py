@@ -1,8 +1,7 @@
-"""Strided 1x1 convolutions of few channels, by way of the pixels they read: not faster, but right.
+"""A workaround for strided 1x1 convolutions of few channels.
 
-oneDNN's gradient of such a convolution's weight writes beyond its memory when images are stored with channels last
-(uxlfoundation/oneDNN, issue 6035). Taking the pixels first and convolving them with a stride of 1 is the same map and
-takes another way through the library.
+oneDNN's gradient of such a convolution's weight writes beyond its memory when images are in channels-last format (uxlfoundation/oneDNN,
+issue 6035). Subsampling the pixels first and convolving them with a stride of 1 is the same map and avoids the bug.
 """
 
 from functools import partial
@@ -16,7 +15,7 @@ NARROW = 16
 
 
 def faulty(kernel: tuple[int, ...], stride: tuple[int, ...], groups: int, channels: int) -> bool:
-    """Return whether a convolution is one that oneDNN gets wrong.
+    """Return whether oneDNN computes a convolution wrongly.
 
     >>> faulty((1, 1), (2, 2), 1, 8), faulty((1, 1), (2, 2), 1, 16), faulty((3, 3), (2, 2), 1, 8)
     (True, False, False)
@@ -25,7 +24,7 @@ def faulty(kernel: tuple[int, ...], stride: tuple[int, ...], groups: int, channe
 
 
 def of_layer(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what a convolution of a layer's settings returns under these weights."""
+    """Return the convolution of a layer's settings with these weights."""
     if not faulty(layer.kernel_size, layer.stride, layer.groups, weight.shape[1]):
         return layer._conv_forward(x, weight, bias)
     if layer.padding != "valid" and set(layer.padding) != {0}:
@@ -35,14 +34,14 @@ def of_layer(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 
 def guard(network: nn.Module) -> None:
-    """Make the plain convolutions of a network that oneDNN gets wrong take the other way, in place."""
+    """Apply the workaround to the affected convolutions of a network, in place."""
     for layer in network.modules():
         if type(layer) is nn.Conv2d and faulty(layer.kernel_size, layer.stride, layer.groups, layer.weight.shape[1]):
             layer.forward = partial(_forward, layer)  # type: ignore[method-assign]  # the layer stays what it is to everything else
 
 
 def unguard(network: nn.Module) -> nn.Module:
-    """Return a network whose convolutions are torch's own again, for use outside of choral."""
+    """Return a network with torch's own convolutions, for use outside of choral."""
     for layer in network.modules():
         given = layer.__dict__.get("forward")
         if isinstance(given, partial) and given.func is _forward:

@@ -1,9 +1,8 @@
-"""Packed layers: each holds the tensors of several members; grouped linear maps.
+"""Packed layers, which hold the tensors of several members; grouped linear maps.
 
-`packed` stacks equal plain layers, one for each member, into one layer that reads all members folded into the batch:
-linear maps and 1x1 convolutions are one batched matrix product, normalizations share the pass over the data where the
-statistics allow it, and every other kind runs member by member. Inside `Joint`, which may slice the member axis away,
-the same layer is the plain layer of one member.
+`packed` stacks equal plain layers, one for each member, into one layer that reads all members folded into the batch: linear maps and 1x1
+convolutions are one batched matrix product, normalizations share the pass over the data if possible, and every other kind runs member by
+member. Inside `Joint`, which may slice the member axis away, the same layer is the plain layer of one member.
 """
 
 import copy
@@ -78,11 +77,11 @@ PACKABLE = (*WEIGHTED, GroupedLinear, *NORMS, nn.Embedding, nn.PReLU, FilterResp
 class PackedLayer(Converted, Foldable):
     """Equal plain layers, one for each member, with their tensors stacked.
 
-    Use `packed` to make one of plain layers.
+    Use `packed` to make one from plain layers.
 
     Args:
-        layer: a plain layer whose tensors have already been stacked; they become this layer's own.
-        members: how many members they hold.
+        layer: a plain layer whose tensors are already stacked; they are taken over.
+        members: number of members in them.
         shared: names of tensors that all members share and that are not stacked.
 
     Shapes: (member * batch, ...) -> (member * batch, ...).
@@ -149,12 +148,12 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def member_norm(layer: nn.Module, *, members: int, own_affine: bool = False) -> PackedLayer | None:
-    """Return a normalization layer with statistics by member; None for layers that need none.
+    """Return a normalization layer with separate statistics for each member; None for layers without statistics.
 
     Args:
         layer: any layer; not changed.
-        members: how many members share the network.
-        own_affine: whether every member gets a scale and shift of its own.
+        members: number of members that share the network.
+        own_affine: whether every member has its own scale and shift.
 
     >>> norm = member_norm(nn.BatchNorm1d(3), members=4)
     >>> norm.running_mean.shape, norm.weight.shape
@@ -210,7 +209,7 @@ def _affine(y: Tensor, t: dict[str, Any], after: int) -> Tensor:
 
 
 def _normalized(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
-    """Return normalized rows, which know no members, with the scale and shift of each member."""
+    """Return rows normalized without members, with the scale and shift of each member."""
     y = operate(layer, fold(x), {"weight": None, "bias": None}, training=True)
     return _affine(unfold(y, len(x)), t, x.dim() - 3 if isinstance(layer, nn.GroupNorm) else 0)
 

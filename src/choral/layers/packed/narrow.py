@@ -1,8 +1,7 @@
 """Layers of one member of a packed ensemble: the plain layer with its inner widths scaled, and its tensors redrawn.
 
-A Packed-Ensemble PE-(alpha, M, gamma) is M networks of alpha / M times the width that do not see each other. So it is
-enough to resize every layer for one member and to stack the members' tensors. A `Narrowing` holds the settings, resizes
-the layers it is shown and keeps a list of what became of them.
+A Packed-Ensemble PE-(alpha, M, gamma) is M independent networks of alpha / M times the width. So it is enough to resize every layer for one
+member and to stack the members' tensors. A `Narrowing` has the settings, resizes layers and keeps a list of the results.
 """
 
 import math
@@ -28,7 +27,7 @@ _CHANNELS = ("normalized_shape", "num_features", "num_channels", "channels", "nu
 
 @dataclass(frozen=True)
 class Width:
-    """What became of one layer: its sizes in the plain network and in one member, its gamma, and a remark."""
+    """The result for one layer: its sizes in the plain network and in one member, its gamma, and a remark."""
 
     name: str
     kind: str
@@ -39,7 +38,7 @@ class Width:
 
 
 class Place(NamedTuple):
-    """Where a layer stands: reads the input, gives the output, lies between them, starts a block."""
+    """The role of a layer: reads the input, gives the output, lies between them, starts a block."""
 
     first: bool
     last: bool
@@ -55,10 +54,10 @@ class Narrowing:
         members: M.
         ratio: width of a member over width of the plain network, alpha / M.
         subgroups: gamma, groups within a member.
-        minimum_channels: gamma is lowered where a group would have fewer input channels.
+        minimum_channels: gamma is lowered if a group would have fewer input channels.
         generator: draws the new tensors.
-        widths: what became of each layer.
-        before: the plain width of the layer before.
+        widths: the result for each layer.
+        before: the plain width of the previous layer.
         hidden: plain widths of layers that do not give the output.
     """
 
@@ -77,7 +76,7 @@ class Narrowing:
         return math.ceil(width * self.ratio)
 
     def resize(self, name: str, layer: nn.Module, place: Place) -> nn.Module | None:
-        """Resize a layer in place (or return another in its stead); None for kinds that have no widths."""
+        """Resize a layer in place (or return its replacement); None for kinds without widths."""
         rule = next((rule for kinds, rule in _RULES if isinstance(layer, kinds)), None)
         if rule is not None and parametrize.is_parametrized(layer):
             raise ConversionError(
@@ -90,7 +89,7 @@ class Narrowing:
         return made
 
     def note(self, name: str, layer: nn.Module, plain: Sequence[int], member: Sequence[int], **more: Any) -> None:
-        """Remember what became of a layer."""
+        """Record the result for a layer."""
         remarks = [more.pop("remark", "")]
         for before, after in dict(zip(plain, member)).items():
             if after not in (before, before * self.ratio):
@@ -120,7 +119,7 @@ class Narrowing:
         return any(new is tensor for _, new in self._stacked.values())
 
     def gamma(self, inputs: int, outputs: int, groups: int, place: Place) -> tuple[int, str]:
-        """Return the effective gamma of a layer, and why it is lower than asked for."""
+        """Return the effective gamma of a layer, and why it is lower than requested."""
         if self.subgroups == 1 or place.first or place.last:
             return 1, ""
         if place.starts_block:
@@ -138,9 +137,8 @@ class Narrowing:
 def redrawn(plain: Tensor, shape: Sequence[int], *, members: int, spread: float, generator: torch.Generator) -> Tensor:
     """Return members' tensors (member, *shape) drawn from the values of a plain tensor.
 
-    Values are drawn with replacement and multiplied by `spread`, so whatever initialization the network has chosen -
-    constants, zeros, uniform, normal - stays what it is. Constant tensors stay constant, and where the shape has not changed
-    the first member keeps the very values.
+    Values are drawn with replacement and multiplied by `spread`, so that the kind of initialization (constant, uniform, normal) is kept.
+    Constant tensors stay constant, and if the shape has not changed the first member keeps the original values.
     """
     plain = plain.detach()
     shape = tuple(shape)
@@ -201,7 +199,7 @@ def _convolution(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module
 
 
 def _by_channel(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
-    """Normalization and PReLU: every tensor that is as long as there are channels has one number for each."""
+    """Normalization and PReLU: every tensor of the length of the channels has one number for each."""
     size = next(s for s in _CHANNELS if hasattr(layer, s))
     plain = getattr(layer, size)
     shape = tuple(plain) if size == "normalized_shape" else (plain,)
@@ -285,7 +283,7 @@ def _unflatten(n: Narrowing, name: str, layer: Any, place: Place) -> nn.Module:
 
 
 def _transformer(n: Narrowing, name: str, layer: Any, place: Place) -> None:
-    """Resize what the container checks; its layers are resized on their own."""
+    """Resize the checked attributes of the container; its layers are resized separately."""
     layer.d_model = n.scaled(layer.d_model)
 
 

@@ -1,4 +1,4 @@
-"""Pack a network: M narrower copies of it in one module tree that do not see each other.
+"""Pack a network: M narrower independent copies of it in one module tree.
 
 Reference: Laurent et al., "Packed-Ensembles for Efficient Uncertainty Estimation", 2023, arXiv:2210.09184.
 """
@@ -25,17 +25,16 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class PackedNetwork(Joint):
-    """A packed network, with the list of what became of its layers.
+    """A packed network, with a list of the widths of its layers.
 
-    Where the network allows it (see `choral.layers.kernels.packed`), the grouped kernel runs members on the channel axis instead
-    of by vmap.
+    If the network allows it (see `choral.layers.kernels.packed`), the grouped kernel runs members on the channel axis instead of by vmap.
     """
 
     widths: tuple[Width, ...] = ()
     _known: tuple[Any, fx.Graph | None] | None = None
 
     def course(self) -> fx.Graph | None:
-        """Return the graph for running members abreast, read anew when anything that forward code may read has changed."""
+        """Return the graph for running members side by side, traced again after changes of what forward code may read."""
         now = surroundings(self.network)
         if self._known is None or self._known[0] != now:
             self._known = now, course_of(self.network)
@@ -77,15 +76,15 @@ def pack(
 ) -> PackedNetwork:
     """Return M narrower copies of a network as one: a Packed-Ensemble PE-(alpha, M, gamma).
 
-    Every member is the plain network with alpha / M times the inner widths, rounded up, and with weights of its own: the
-    forward code of the network runs as it is for each member, so sums, concatenations, flattening, normalization and
-    attention stay within a member. Weights are drawn from the values the given network has, tensor by tensor, scaled
-    by the root of the change in fan-in, so its kind of initialization is kept.
+    Every member is the plain network with alpha / M times the inner widths, rounded up, and with its own weights. The forward code of the
+    network runs unchanged for each member, so sums, concatenations, flattening, normalization and attention stay within a member. Weights are
+    drawn from the values of the given network, tensor by tensor, scaled by the root of the change in fan-in, so that its kind of
+    initialization is kept.
 
     Args:
         network: any nested network; not changed.
         members, width, subgroups, minimum_channels, whole_block_starts, kernel, first, last: as in `choral.structures.Packed`.
-        own_inputs: whether every member reads inputs of its own.
+        own_inputs: whether every member reads its own inputs.
         generator: draws the weights; a new one with seed 0 by default.
 
     Reference: Laurent et al., 2023, section 3 and appendix B.
@@ -136,7 +135,6 @@ def pack(
 
 
 def _places(network: nn.Module, first: Sequence[str], last: Sequence[str], leads: set[str]) -> dict[str, Place]:
-    """Return where each module of a network stands."""
     layers = [name for name, _ in ends_of(network)]
     if not layers:
         raise ConversionError(f"{type(network).__name__} has no linear map, convolution or other layer with a width.")
@@ -157,8 +155,8 @@ def _places(network: nn.Module, first: Sequence[str], last: Sequence[str], leads
 
 
 def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers with inputs and outputs, in the order of registration, without those inside an attention; at the end the one
-    that gives the output, where a dry run showed that another is registered last.
+    """Return the layers with inputs and outputs, in order of registration, without those inside an attention, and last the one that gives the
+    output in a dry run.
 
     >>> [name for name, _ in ends_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))]
     ['0', '2']
@@ -179,9 +177,9 @@ def _block_leads(network: nn.Module) -> set[str]:
 
 
 def _stack_rest(tree: nn.Module, n: Narrowing) -> None:
-    """Stack the tensors that belong to modules of other kinds; the last axis that is as long as a hidden width is one.
+    """Stack the tensors of modules of other kinds, narrowing the last axis that is as long as a hidden width.
 
-    Whole numbers are positions and the like: their axes count something else than units.
+    Integer tensors, such as positions, are not narrowed.
     """
     for module in list(tree.modules()):
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
