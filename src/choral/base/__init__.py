@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, values, seeds, draws."""
+"""Shared foundations: errors, values, seeds, random draws."""

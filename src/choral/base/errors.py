@@ -21,18 +21,18 @@ def warn(message: str) -> None:
 
 
 class ChoralError(Exception):
-    """Base of every error that choral raises on purpose; its message is one line, whatever was quoted in it."""
+    """Base class of all errors that choral raises; the message is one line."""
 
     def __str__(self) -> str:
         return " ".join(super().__str__().splitlines())
 
 
 class InputError(ChoralError, ValueError):
-    """A value the caller gave is not one choral can use."""
+    """An invalid value given by the caller."""
 
 
 class NotFiniteError(InputError):
-    """Numbers that are to be measured are NaN or infinite."""
+    """Values to be scored are NaN or infinite."""
 
 
 def first_line(error: BaseException) -> str:
@@ -60,19 +60,19 @@ def needed(module: str, extra: str) -> Any:
 
 
 class PlanError(ChoralError, ValueError):
-    """A recipe or plan cannot work; the message lists every problem found."""
+    """A recipe or plan that cannot run; the message lists all its errors."""
 
 
 class ConversionError(ChoralError, TypeError):
-    """A network, or a layer in it, cannot take the requested structure."""
+    """A network, or a layer in it, that a structure cannot convert."""
 
 
 class RunError(ChoralError, RuntimeError):
-    """A run folder, checkpoint or saved file cannot be used as asked."""
+    """A run folder, checkpoint or saved file that cannot be used as requested."""
 
 
 class DivergedError(ChoralError, RuntimeError):
-    """Training of some branches gave a loss that is not a number."""
+    """Training of some branches gave a non-finite loss."""
 
 
 _TRAINING = "training settings belong to the recipe: choral.recipes.deep_ensemble(training=choral.Training({}))"

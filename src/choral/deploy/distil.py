@@ -1,4 +1,4 @@
-"""Distil: one network that gives the predictive distribution of an ensemble, and how it splits into noise and disagreement."""
+"""Distillation: one network that predicts the distribution of an ensemble, with its aleatoric and epistemic parts."""
 
 import math
 from typing import Any
@@ -43,13 +43,13 @@ def distil(
 
     Args:
         ensemble: the teacher.
-        build: the network, as in `fit`: one output for each class, 3 for each number (mean, aleatoric and epistemic variance).
-        data: inputs as `predict` takes them, or a pair (x, y) as in `fit`, whose labels are ignored; preferably with more inputs than
-            the ensemble was trained on. Targets are those of the inputs before random transforms.
-        recipe: the method by which the network is trained.
-        split: whether it learns epistemic uncertainty too, by a Dirichlet over class probabilities or a second variance; otherwise
-            all uncertainty is aleatoric, and numbers take 2 outputs.
-        options: of `fit`: epochs are the recipe's. transforms are the ensemble's unless given; validation is labeled data of its own.
+        build: the network, as in `fit`: one output for each class, or 3 for each number (mean, aleatoric and epistemic variance).
+        data: inputs as in `predict`, or a pair (x, y) as in `fit`, whose labels are ignored; preferably more inputs than the ensemble was
+            trained on. Targets are predictions before random transforms.
+        recipe: the method that trains the network.
+        split: learn epistemic uncertainty too, by a Dirichlet over class probabilities or a second variance. Otherwise all uncertainty is
+            aleatoric, and numbers take 2 outputs.
+        options: options of `fit`. transforms are the ensemble's unless given; validation is labeled data.
     """
     check_options("distil", ("split",), options)
     x = ensemble._arranged(_inputs(ensemble, data))

@@ -77,13 +77,13 @@ class Program(nn.Module):
 
 
 def outputs_of(found: Predictive, target: tuple[int, ...] | None, *, members: bool = False) -> dict[str, Tensor]:
-    """Return what a graph gives, by name, the rows first.
+    """Return the outputs of a graph by name, with the rows first.
 
-    Classes and labels: probs, entropy = aleatoric + epistemic, mutual_information (the same as epistemic), and of a conformal rule the set.
-    Numbers: mean, std with std² = aleatoric + epistemic, and of a conformal rule or fitted quantiles lower and upper.
+    Classes and labels: probs, entropy = aleatoric + epistemic, mutual_information (equal to epistemic), and set if there is a conformal rule.
+    Numbers: mean, std with std² = aleatoric + epistemic, and lower and upper if there is a conformal rule or fitted quantiles.
 
-    Sets of classes take no random share, since that follows from the last bit of the probabilities: they hold the sets of `predict` and
-    at most one class more, so they cover what is promised. `members` adds what each member predicts (row, member, ...).
+    Sets of classes are not randomized, since the random share depends on the last bit of the probabilities: they contain the sets of `predict`
+    and at most one class more. `members` adds the predictions of each member (row, member, ...).
     """
     shown, rule = Prediction(found, target), found.conformal
     if "probs" in found.offers:

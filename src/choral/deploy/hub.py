@@ -1,9 +1,9 @@
-"""Ensembles as folders that model hubs and MLflow read: weights as safetensors, config.json, and a model card with measured results.
+"""Ensembles as folders for model hubs and MLflow: weights as safetensors, config.json, and a model card with test scores.
 
     choral.save_pretrained(ensemble, "houses", test=(x_test, y_test), data="houses sold in 2024, rows drawn at random")
     choral.from_pretrained("houses")
 
-The weights file is what `ensemble.save` writes: nothing in the folder can run.
+The weights file is that of `ensemble.save`: no file in the folder contains code.
 """
 
 import json
@@ -29,7 +29,7 @@ def save_pretrained(ensemble: Ensemble, folder: str | Path, *, test: Any = None,
     Args:
         ensemble: the ensemble; networks of `choral.models` can be loaded without code.
         folder: created if needed; weights, config.json and README.md in it are replaced.
-        test: rows that no member was trained on, (x, y) or a table's data frame, scored by `ensemble.evaluate`; None for no scores.
+        test: rows on which no member was trained, (x, y) or a table's data frame, scored by `ensemble.evaluate`; None for no scores.
         data: a description of the training and test rows, and of how the test rows were chosen, for the card.
     """
     x, y = test if isinstance(test, tuple) else (test, None)
@@ -47,7 +47,7 @@ def save_pretrained(ensemble: Ensemble, folder: str | Path, *, test: Any = None,
 
 @guarded
 def from_pretrained(folder: str | Path, build: Builds | None = None, **options: Any) -> Ensemble:
-    """Return the ensemble of a folder that `save_pretrained` wrote, or of a repository of that layout on the Hugging Face Hub.
+    """Load an ensemble from a folder of `save_pretrained`, or from such a repository on the Hugging Face Hub.
 
     Args:
         folder: a folder, or 'owner/name', which is downloaded (pip install 'choral[hub]').
@@ -61,7 +61,7 @@ def from_pretrained(folder: str | Path, build: Builds | None = None, **options: 
 
 
 def _card(ensemble: Ensemble, name: str, scores: dict[str, float], rows: int | None, data: str) -> str:
-    """Return a model card: what it is, what was measured and how, how it was trained, and how to use it."""
+    """Return a model card: description, test scores, training, and use."""
     info, counted = ensemble.info, ensemble.info.get("counted", {})
     kind = f"tabular-{ensemble.task}" if ensemble.table is not None else ensemble.task
     header: dict[str, Any] = {"library_name": "choral", "tags": ["ensemble", "uncertainty", ensemble.recipe.name]}

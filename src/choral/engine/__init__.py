@@ -1,1 +1,1 @@
-"""The engine: carries out any plan on any data, step by step, with checkpoints, and answers for the networks it trained."""
+"""The engine: runs any plan on any data, with checkpoints, and evaluates the trained networks."""

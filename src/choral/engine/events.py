@@ -1,6 +1,6 @@
-"""Events of a run: their types, the log they are written to, and what a run counts.
+"""Events of a run: their types, the log, and the counts of a run.
 
-Callbacks get every event, and `log.jsonl` keeps it. A place is the path of a phase in the plan, as text.
+Callbacks get every event, and `log.jsonl` stores it. A place is the path of a phase in the plan, as text.
 """
 
 import contextlib

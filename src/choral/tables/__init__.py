@@ -1,1 +1,1 @@
-"""Tables: files and data frames read by pandas, columns as numbers, and the search for an ensemble of them."""
+"""Tables: reading with pandas, encoding of columns, and the search for an ensemble."""

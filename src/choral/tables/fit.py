@@ -1,4 +1,4 @@
-"""fit_table: what `choral fit FILE` does, in Python. What the user leaves out is chosen here, once for shell, Python and estimators."""
+"""fit_table: `choral fit FILE` in Python. Default choices are made here for the shell, Python and the estimators."""
 
 import contextlib
 import inspect
@@ -59,10 +59,10 @@ def fit_table(
     class_weight: str | Mapping[str, float] | None = None,
     **options: Any,
 ) -> Ensemble:
-    """Return an ensemble of a table, trained as `choral fit` does.
+    """Train an ensemble on a table, as `choral fit` does.
 
-    Every row is trained on or used for validation; nothing is held out for testing. The ensemble predicts data frames:
-    `ensemble.predict(frame)`, and `ensemble.evaluate(frame)` where the frame has the target too.
+    All rows are used for training or validation; none are held out for testing. The ensemble predicts data frames: `ensemble.predict(frame)`,
+    and `ensemble.evaluate(frame)` if the frame contains the target.
 
     >>> import pandas as pd
     >>> frame = pd.DataFrame(
@@ -74,23 +74,23 @@ def fit_table(
     (['no', 'yes'], (2, 2))
 
     Args:
-        data: a pandas data frame; or the path of a table, or what else `choral fit` takes.
+        data: a pandas data frame, the path of a table, or other data of `choral fit`.
         target: the column to predict.
-        method: the name of a method (`choral.recipes.METHODS`), or 'auto', which chooses by held-out rows; None is 'auto' for 32 rows
-            or more where neither members, epochs nor model are given, nor several processes, a cluster or a URL, else deep_ensemble.
-        members: where the method has a choice.
-        epochs: length of each member's training, by the number of rows if None; an upper bound if rows are held out.
+        method: the name of a method (`choral.recipes.METHODS`), or 'auto', a search that selects members by held-out rows. By default 'auto'
+            for 32 rows or more, unless members, epochs or model are given, or several processes, a cluster or a URL; else deep_ensemble.
+        members: number of members, for methods that have a choice.
+        epochs: length of each member's training, an upper bound if rows are held out; by default chosen by the number of rows.
         budget: total in epochs of one network instead.
-        model: the network's name; by the data if None.
-        training: optimizer, learning rate, batch size and schedule; what it leaves out is chosen by the data.
-        columns: columns that are no inputs, identify a row, are ordered, or say which rows are held out together or last.
-        task: 'classification' or 'regression'; decided by the target if None.
-        validation: part of the rows that no member is trained on, or a data frame (or the path of one) with such rows; 0 for none. If
-            None, each of 8 members holds out an eighth ('auto'), or all of them a fifth, of 100 rows or more.
-        sample_weight: a weight for each row: a column, which is then no input, or a number for each row.
-        class_weight: 'balanced', or a weight for the rows of each class by its name (others 1), in training and validation.
-            Probabilities are then of classes as common as that.
-        options: further ones of `choral.fit`: cv (a number of folds; equal values of `Columns.group` stay together), likelihood (by name),
+        model: the name of the network; by default chosen by the data.
+        training: optimizer, learning rate, batch size and schedule; settings that are None are chosen by the data.
+        columns: `choral.Columns`: which columns are not inputs, identify a row, are ordered, or define groups or time.
+        task: 'classification' or 'regression'; by default inferred from the target.
+        validation: share of the rows on which no member is trained, or a data frame (or path) with such rows; 0 for none. By default, from 100
+            rows on, each of 8 members holds out another eighth ('auto'), or all of them the same fifth.
+        sample_weight: a weight for each row: the name of a column, which is then not an input, or numbers.
+        class_weight: 'balanced', or a dict of weights by class (1 for others), used in training and validation. Probabilities then refer to
+            the weighted classes.
+        options: further arguments of `choral.fit`: cv (a number of folds; groups of `Columns.group` stay together), likelihood (by name),
             early_stopping, run_dir, on_existing, seed, callbacks, progress, device, compute.
 
     Returns:

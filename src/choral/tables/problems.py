@@ -31,9 +31,9 @@ class Columns:
         target: the column to predict.
         drop: columns that are not inputs.
         ids: columns that are not inputs but shown next to predictions.
-        orders: values from first to last, by column.
-        group: a column whose equal values are held out together; not an input.
-        time: a column by which the last rows are held out.
+        orders: ordered values, from first to last, by column.
+        group: a column of groups, which are held out as a whole; not an input.
+        time: a column of dates or numbers; the last rows are held out.
     """
 
     target: str | None = None
@@ -129,13 +129,13 @@ def load_problem(
     """Return a problem by name, from a file or from a data frame.
 
     Args:
-        data: a built-in name (digits, diabetes, wine, breast_cancer: they ship inside scikit-learn), an .npz file with x_train,
-            y_train, x_test, y_test, a table (.csv, .tsv, either with .gz, .parquet, .xlsx), or a pandas data frame.
-        holdout: part of the rows kept for testing (not for .npz, which says itself); None keeps none.
-        seed: decides the split; not the seed of training.
-        columns: more about a table's columns; its target counts where none is given here.
-        likelihood: what outputs are to mean, by name; it says which task a table's target is.
-        weights: what each row of a table counts: a column, which is then no input, or a number for each row.
+        data: a built-in name (digits, diabetes, wine, breast_cancer, from scikit-learn), an .npz file with x_train, y_train, x_test, y_test,
+            a table (.csv, .tsv, either with .gz, .parquet, .xlsx), or a pandas data frame.
+        holdout: share of the rows held out for testing (not for .npz); None holds out none.
+        seed: seed of the split, not of training.
+        columns: roles of a table's columns; its target is used if none is given here.
+        likelihood: the name of a likelihood, which also determines the task of a table.
+        weights: weights of a table's rows: a column, which is then not an input, or a number for each row.
     """
     said = columns or Columns()
     said = replace(said, target=target or said.target)
