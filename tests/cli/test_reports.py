@@ -80,14 +80,19 @@ def test_mistakes_are_answered_with_one_sentence(run, tmp_path):
 def test_importance_is_shown_kept_and_drawn(tmp_path):
     draw = np.random.default_rng(0)
     kind = draw.choice(["a", "b", "c"], 160)
-    lines = [f"{k},{draw.normal():.3f},{'yes' if k == 'b' else 'no'}" for k in kind]
-    (tmp_path / "t.csv").write_text("kind,noise,bought\n" + "\n".join(lines) + "\n")
+    lines = [f"C{i:03d},{k},{draw.normal():.3f},{'yes' if k == 'b' else 'no'}" for i, k in enumerate(kind)]
+    (tmp_path / "t.csv").write_text("customer_id,kind,noise,bought\n" + "\n".join(lines) + "\n")
     choral("fit", tmp_path / "t.csv", "--target", "bought", "--budget", 30, "--out", tmp_path / "run", "--json")
+    bought = {f"C{i:03d}": "yes" if k == "b" else "no" for i, k in enumerate(kind)}
+    (by_fit,) = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluation"].values()
     call = ["evaluate", tmp_path / "run", tmp_path / "t.csv", "--held-out", "--importance"]
     found = json.loads(choral(*call, "--json", "--keep").stdout)["evaluation"]
     assert [r["column"] for r in found["importance"]["columns"]] == ["kind", "noise"]
     assert found["importance"]["dependence"][0]["values"] == ["a", "b", "c"]
     assert len(found["classes"]["average_precision"]) == 2
+    assert len(found["worst"]) > 2
+    assert found["worst"] == by_fit["worst"]
+    assert all(bought[row["row"]] == row["target"] for row in found["worst"])
     text = choral(*call).stdout
     assert "nll worse by" in text
     assert "average_precision" in text

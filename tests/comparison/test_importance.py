@@ -14,7 +14,7 @@ from choral.base.errors import InputError
 from choral.comparison.importance import importance, partial_dependence, parts_of, permutation_importance
 from choral.data.sources import as_inputs
 from choral.fit import train
-from choral.objectives.likelihoods import FixedGaussian
+from choral.objectives.likelihoods import FixedGaussian, LearnedGaussian
 from choral.tables.table import learn_table
 
 ROWS = 400
@@ -163,6 +163,17 @@ def test_a_linear_effect_is_a_line():
     assert np.array(found["mean"])[:, 0] == pytest.approx(3 * np.array(found["at"]), abs=1e-4)
     assert np.array(found["members"])[1, :, 0] == pytest.approx(4 * np.array(found["at"]), abs=1e-4)
     assert partial_dependence(of((2, 0, 0, 0), y=y), X, "x3")["at"] == [7.0]
+
+
+def test_noise_is_the_mean_aleatoric_standard_deviation_at_each_value():
+    network = nn.Linear(4, 2)
+    nn.init.zeros_(network.bias)
+    network.weight.data = torch.tensor([[0.0, 0, 0, 0], [1.0, 0, 0, 0]])  # the raw variance is x0
+    likelihood = LearnedGaussian(standardize=False)
+    ensemble = choral.ensemble_of([network], data=(X, X[:, :1]), likelihood=likelihood)
+    found = partial_dependence(ensemble, X, "x0", points=5)
+    variances = nn.functional.softplus(torch.tensor(found["at"])) + likelihood.floor
+    assert found["noise"] == pytest.approx(variances.sqrt().tolist(), rel=1e-5)
 
 
 def test_what_an_evaluation_keeps_is_plain_json(town):
