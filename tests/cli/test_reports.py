@@ -80,10 +80,10 @@ def test_mistakes_are_answered_with_one_sentence(run, tmp_path):
 def test_importance_is_shown_kept_and_drawn(tmp_path):
     draw = np.random.default_rng(0)
     kind = draw.choice(["a", "b", "c"], 160)
-    lines = [f"C{i:03d},{k},{draw.normal():.3f},{'yes' if k == 'b' else 'no'}" for i, k in enumerate(kind)]
+    bought = {f"C{i:03d}": "yes" if (k == "b") != (draw.random() < 0.1) else "no" for i, k in enumerate(kind)}
+    lines = [f"{c},{k},{draw.normal():.3f},{bought[c]}" for c, k in zip(bought, kind)]
     (tmp_path / "t.csv").write_text("customer_id,kind,noise,bought\n" + "\n".join(lines) + "\n")
     choral("fit", tmp_path / "t.csv", "--target", "bought", "--budget", 30, "--out", tmp_path / "run", "--json")
-    bought = {f"C{i:03d}": "yes" if k == "b" else "no" for i, k in enumerate(kind)}
     (by_fit,) = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluation"].values()
     call = ["evaluate", tmp_path / "run", tmp_path / "t.csv", "--held-out", "--importance"]
     found = json.loads(choral(*call, "--json", "--keep").stdout)["evaluation"]
