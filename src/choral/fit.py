@@ -173,7 +173,6 @@ def train(
 
 @contextmanager
 def _opened(run_dir: Any, compute: Compute, parts: Parts) -> Iterator[tuple[Any, Any]]:
-    """Yield the local folder of a run and, for a URL, its storage."""
     if not is_far(run_dir):
         # absolute, since callbacks may change the working folder, and members are read later
         yield None if run_dir is None or not parts.writes else Path(run_dir).absolute(), None

@@ -94,7 +94,6 @@ def _stored(found: Any, y: Any, make: Callable[[Predictive, Any], Any]) -> Any:
 
 
 def _rows(found: Any, y: Any) -> dict[str, np.ndarray]:
-    """Return targets, means and, if known, the ends of intervals, by name."""
     if not isinstance(found, Mapping | Prediction | Predictive):
         ends = [np.asarray(v, dtype=float) for v in (found if isinstance(found, tuple) else (found, found))]
         return {"target": np.asarray(y, dtype=float), "mean": (ends[0] + ends[1]) / 2, "low": ends[0], "high": ends[1]}

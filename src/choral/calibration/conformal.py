@@ -91,7 +91,6 @@ class _Rule(Conformal):
     thresholds: tuple[float | None, ...]
 
     def _row(self, values: Tensor) -> Tensor:
-        """Return the thresholds in the shape of one row of the values, infinite for None."""
         row = [torch.inf if t is None else t for t in self.thresholds]
         return torch.tensor(row, dtype=torch.float64, device=values.device).reshape(values.shape[1:])
 

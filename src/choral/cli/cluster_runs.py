@@ -26,7 +26,6 @@ def understood(typed: dict[str, Any], *, quiet: bool) -> Any:
 
 
 def _arguments(typed: dict[str, Any], ready: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the network, data and recipe for `choral.fit`, and the options that determine the members."""
     from choral.engine.compute import Compute
 
     what, options = ready.arguments()

@@ -81,7 +81,6 @@ def predict(
 
 
 def _write_large(make: Callable[[Any, int], Any], data: Path, out: Path, key: str) -> int:
-    """Write the predictions of a large table in chunks; the same command resumes after a kill."""
     from choral.deploy.stream import by_chunks
 
     told, name = [time.monotonic()], out.name.lower()

@@ -200,7 +200,6 @@ def _trained(field: Field, leaf: Leaf, listener: Callback | None) -> Manifest:
 
 
 def _members(store: MemberStore, leaf: Leaf) -> dict[str, str]:
-    """Return the files of a leaf's members with their SHA-256, without those of diverged branches."""
     missing = store.missing(max(leaf.members, default=-1) + 1)
     there = [number for number in leaf.members if number not in missing]
     return {member_name(number): sha256(store.path(number).read_bytes()) for number in there}

@@ -240,7 +240,6 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
-    """Raise RunError if leaves could not be trained, with the first reason in full."""
     if not failed:
         return
     reason = next(why for why in failed.values() if why)

@@ -74,7 +74,6 @@ def _untouched(keep: Mapping[str, Tensor], dead: nn.Module) -> CompactResult:
 
 
 def _attempt(dead: nn.Module, solution: Solution, example: Example, expected: object) -> nn.Module | None:
-    """Return the small network, or None if its outputs differ."""
     try:
         whole = copy.deepcopy(dead)
         parameters = dict(whole.named_parameters())

@@ -210,7 +210,6 @@ def _form(network: nn.Module, tracer: Tracer, gone: Tensor) -> Form:
 def _attributes(
     owner: str, module: nn.Module, axes: Mapping[str, Mapping[str, list[int]]], tracer: Tracer, gone: Tensor
 ) -> dict[str, int]:
-    """Return the new sizes of a layer, by attribute."""
     stated = {name: size for name, size in vars(module).items() if isinstance(size, int)}
     weight = module._parameters.get("weight")
     cut = axes.get(_weight(owner), {})

@@ -116,7 +116,6 @@ def _about(values: Values, method: str, baseline: str) -> str:
 
 
 def _ratio(values: Values, method: str, baseline: str, name: str) -> float:
-    """Return a score of a method divided by that of the baseline; 0 if one of them is unknown."""
     own, held = (statistics.fmean(values[m].get(name, [0.0])) for m in (method, baseline))
     return own / held if own and held else 0.0
 

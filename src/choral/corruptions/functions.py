@@ -375,7 +375,6 @@ _WATER, _MUD = (175 / 255, 238 / 255, 238 / 255), (63 / 255, 42 / 255, 20 / 255)
 
 
 def _noise_layer(images: Array, draws: RowDraws) -> Array:
-    """Return standard normal noise at the resolution of a 32-pixel image, (row, small height, small width)."""
     scale = pixel_scale(images)
     return draws.normal(*(max(1, round(size / scale)) for size in images.shape[1:3]))
 

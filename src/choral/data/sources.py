@@ -468,7 +468,6 @@ def inputs_of(x: Any) -> list[Any]:
 
 
 def _check_order(loader: DataLoader[Any]) -> None:
-    """Raise InputError for a DataLoader whose batches are not all rows of its dataset in order."""
     stream, own = isinstance(loader.dataset, IterableDataset), loader.batch_sampler
     sampler = getattr(own, "sampler", own) if own is not None else loader.sampler
     if not stream and (type(sampler) is not SequentialSampler or type(own) not in (BatchSampler, type(None))):

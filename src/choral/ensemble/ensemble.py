@@ -403,7 +403,6 @@ class Ensemble:
         return Prediction(self._corrected(outputs), self._interface.target)
 
     def _predictive(self, x: Any, **options: Any) -> Predictive:
-        """Return the predictive distribution for some inputs; arguments as in `predict`."""
         return self._corrected(self.outputs(x, **options))
 
     def _corrected(self, outputs: Tensor) -> Predictive:
@@ -415,7 +414,6 @@ class Ensemble:
         return list(range(self._count) if self._store.numbers is None else self._store.numbers)
 
     def _of_networks(self, numbers: Sequence[int]) -> "Ensemble":
-        """Return an ensemble of some of its networks, without corrections."""
         twin = copy.copy(self)
         twin._store, twin._count = self._store.showing(numbers), len(numbers)
         twin.posthoc, twin._out_of_fold, twin._evaluations = (), None, {}
@@ -464,7 +462,6 @@ class Ensemble:
 
     @property
     def _digest(self) -> str:
-        """A digest of members, likelihood and corrections."""
         digest = hashlib.blake2b(digest_size=16)
         for state in self.states():
             digest.update(pack_tensors(member_tensors(state), {"form": state.form}))

@@ -185,7 +185,6 @@ def _present(path: Path, run: str, expected: Sequence[int], partial: bool) -> tu
 
 
 def _recipe(content: dict[str, Any], where: str) -> Recipe:
-    """Return a recipe with checked counts and plan."""
     check_counts(content, where)
     recipe: Recipe = of_kind(Recipe, content, where)
     found = recipe.problems()
@@ -272,7 +271,6 @@ def _likelihood(content: dict[str, Any], given: Likelihood | None, where: str) -
 
 @contextlib.contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Name the file in errors about its values."""
     try:
         yield
     except (InputError, PlanError, ConversionError) as error:
@@ -296,7 +294,6 @@ def _zoo(network: Any, recipe: Recipe, store: MemberStore, count: int, where: st
 
 
 def _check_fits(ensemble: Ensemble, where: str) -> None:
-    """Raise RunError if a stored member does not have the names, shapes and dtypes of the network."""
     for number, state in enumerate(ensemble.states()):
         network = ensemble._blueprint.network(state.form)
         wanted = _shapes(network.named_parameters()) | _shapes(network.named_buffers())

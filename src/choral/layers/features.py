@@ -107,7 +107,6 @@ class Piecewise(nn.Module):
 
 
 def _columns(feature: int, edges: tuple[float, ...], raw: bool) -> list[tuple[int, float, float, float, float]]:
-    """Return (feature, begin, slope, lowest, highest) of each column."""
     plain = [(feature, 0.0, 1.0, -math.inf, math.inf)]
     last = len(edges) - 2
     bins = [

@@ -216,7 +216,6 @@ def _batch_norm(layer: Any, x: Tensor, t: Tensors, training: bool) -> Tensor:
 
 @torch.no_grad()
 def _average(x: Tensor, mean: Any, variance: Any, count: Tensor) -> None:
-    """Update running statistics (channel,) with the last of `count` batches."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     mean.add_((x.mean(axes) - mean) / count)
     variance.add_((x.var(axes) - variance) / count)

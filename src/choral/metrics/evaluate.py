@@ -61,7 +61,6 @@ def evaluate_classification(
 
 
 def _classification_rows(member_probs: Tensor, labels: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-    """Return the measures of each row (batch,) of checked float64 probabilities."""
     probs, labels = average(member_probs, weights), labels.to(member_probs.device)
     total, expected, gap = entropies(member_probs, weights)
     return {

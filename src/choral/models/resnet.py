@@ -22,8 +22,6 @@ Layers = OrderedDict[str, nn.Module]
 
 @dataclass(frozen=True)
 class _Parts:
-    """Normalization, activation and bias of a family."""
-
     norm: Callable[[int], nn.Module] = nn.BatchNorm2d
     activation: Callable[[], nn.Module] = nn.ReLU
     bias: bool = False

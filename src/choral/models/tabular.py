@@ -90,7 +90,6 @@ def _piecewise(inputs: int, edges: Sequence[Sequence[float]], width: int, whole:
 
 
 def _periodic(inputs: int, frequencies: int, scale: float, width: int) -> tuple[nn.Module, int]:
-    """Return waves of each feature, embedded to `width` if it is not 0."""
     waves = Apiece(inputs, 1, frequencies)
     nn.init.normal_(waves.maps.weight, std=scale)
     nn.init.uniform_(waves.maps.bias, 0.0, 1.0)

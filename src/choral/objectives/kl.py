@@ -115,7 +115,6 @@ def gate_keep(params: Params, buffers: Params) -> dict[str, Tensor]:
 
 
 def _gates(params: Params, buffers: Params) -> list[tuple[str, Tensor, Tensor]]:
-    """Return (layer name with its dot, gate logits, frozen values) of every gated layer."""
     names = [layer_of(name) for name in params if name == GATE or name.endswith("." + GATE)]
     return [(name, params[name + GATE], buffers[name + FROZEN]) for name in names]
 

@@ -77,7 +77,6 @@ class _Metropolis(Walk, ABC):
         return moved, directions
 
     def _size(self, prior_std: float) -> float:
-        """Return the size of a step in the units of the parameters."""
         return self.step_std * (prior_std if self.relative_step else 1.0)
 
 
@@ -410,7 +409,6 @@ def take_over(params: Params, folds: Iterable[Fold]) -> Params:
 
 
 def _sliced_memory(memory: Params, form: Form) -> Params:
-    """Return the optimizer state of the remaining entries."""
     sliced = {}
     for full, value in memory.items():
         name = full.split("/", 1)[1]

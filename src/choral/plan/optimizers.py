@@ -103,11 +103,9 @@ class Optimizer(Value, ABC):
         return list(found.values())
 
     def _settings(self, p: Tensor) -> dict[str, Any]:
-        """Return the settings of a parameter's group, by torch's names."""
         return {}
 
     def _decay(self, vector: bool, spared: bool) -> dict[str, float]:
-        """Return the setting of weight decay, if there is one."""
         return {"weight_decay": 0.0 if spared or (vector and not self.decay_vectors) else self.weight_decay}
 
     @abstractmethod

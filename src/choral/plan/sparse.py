@@ -337,7 +337,6 @@ class Resize(Operator):
 
 
 def _masks(network: nn.Module, width: int) -> Params:
-    """Return masks of a chain of linear maps in which units from `width` on are cut."""
     chain: Iterator[tuple[str, Any]] = layers_of(network, (nn.Linear,))
     found: Params = {}
     for (name, one), (after, other) in itertools.pairwise(chain):

@@ -415,7 +415,6 @@ class Prediction:
         return f"{said}, {name} {tuple(getattr(self, name).shape)}"
 
     def _head(self) -> list[list[str]]:
-        """Return the first rows of its table as text; empty for predictions that have no table."""
         try:
             columns = self._found.of_points(slice(_ROWS)).columns()
         except InputError:
@@ -426,7 +425,6 @@ class Prediction:
         return [[*shown, *more], *([*row, *more] for row in rows)]
 
     def _task_has(self, name: str) -> Any:
-        """Return the distribution if it has an attribute of this name."""
         if name not in self._found.offers:
             offers = (*self._found.offers, "members", "scores", "to_frame")
             raise AttributeError(no_attribute(f"a prediction of {self.task}", name, offers))

@@ -64,7 +64,6 @@ class _Real(Predictive):
         return "correlation of errors", metrics.correlation_matrix(self.by_member(self.member_values) - targets)
 
     def _drawn_intervals(self, targets: Tensor, ends: tuple[Tensor, Tensor], level: float) -> dict[str, Any]:
-        """Return the intervals of some rows, spread over the range of the mean, and the rows with the largest errors."""
         named = {"target": targets, "mean": self.mean, "low": ends[0], "high": ends[1]}
         columns = {n: v.flatten(1)[:, 0] for n, v in named.items()}
         order = columns["mean"].argsort()
@@ -95,7 +94,6 @@ class Numbers(_Real):
 
     @property
     def _units(self) -> tuple[Tensor, Tensor]:
-        """The offset and the scale of targets in training."""
         return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
 
     @property

@@ -164,7 +164,6 @@ def _explained(doc: str) -> dict[str, str]:
 
 
 def _kinds(value: Any) -> Iterator[type]:
-    """Yield the classes of all values in a recipe."""
     match value:
         case Value():
             yield type(value)

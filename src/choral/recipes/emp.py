@@ -100,7 +100,6 @@ def _patched(
 
 
 def _turns(training: Training, epochs: int, times: int) -> list[Phase]:
-    """Return training phases that alternate between the shared weights and the components."""
     if epochs < 2 * times:
         raise too_few(epochs, f"{times} alternations of 2 epochs", 2 * times)
     components = ("*patches.*", "*mixing")

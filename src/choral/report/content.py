@@ -125,7 +125,6 @@ def _evaluation(folder: Path) -> Any:
 
 
 def _of_runs(runs: dict[str, list[Path]]) -> dict[str, Any]:
-    """Return results with a row and the evaluation of every run."""
     rows: list[dict[str, Any]] = []
     evaluations: dict[str, Any] = {}
     for name, (folder,) in runs.items():
@@ -142,7 +141,6 @@ def _of_runs(runs: dict[str, list[Path]]) -> dict[str, Any]:
 
 
 def _finished(title: str, results: dict[str, Any], runs: dict[str, list[Path]]) -> Content:
-    """Return the content with the plans and logs of the runs, one for each seed."""
     results = {"evaluation": {}, "plans": {}, "history": {}} | results
     others = {name: [_evaluation(run) or {} for run in own[1:]] for name, own in runs.items()}
     for name, own in runs.items():

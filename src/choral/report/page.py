@@ -173,7 +173,6 @@ def amount(value: float, unit: str, digits: int = 3) -> str:
 
 
 def _cell(value: Any, *, words: bool = False) -> Cell:
-    """Return the cell of a number, or of text if `words`."""
     if words and isinstance(value, str):
         return Cell(short(value, 160))
     return Cell(shown(value), value if is_number(value) else None)
@@ -444,7 +443,6 @@ def _risk(content: Content, subjects: Sequence[str]) -> list[Picture]:
 
 
 def _histogram(parts: Sequence[dict[str, Any]], edges: np.ndarray) -> dict[str, Any]:
-    """Return the mean of the histograms of several seeds in common bins."""
     shares: dict[str, Any] = {"of": parts[0]["of"], "edges": edges}
     for name in ("in", "out"):
         sums = [(np.log(p["edges"]), np.cumsum([0.0, *p[name]])) for p in parts if p.get(name)]
@@ -580,7 +578,6 @@ def _tree(node: dict[str, Any], first: str = "", rest: str = "") -> Iterator[str
 
 
 def _words(value: Any) -> str:
-    """Return a setting as text, without empty parts."""
     match value:
         case dict():
             kept = {k: v for k, v in value.items() if v not in (None, [], "") and k != "kind"}

@@ -107,7 +107,6 @@ class EnsembleEstimator(BaseEstimator, ABC):
         """Return further targets in the same encoding; InputError for unknown classes."""
 
     def _weigh(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-        """Return the weight of each row, which may depend on its target."""
         return weights
 
     def fit(
@@ -130,7 +129,6 @@ class EnsembleEstimator(BaseEstimator, ABC):
         return self
 
     def _learn(self, X: Any, y: Any, sample_weight: Any, X_val: Any, y_val: Any, groups: Any) -> None:
-        """Set all fitted attributes."""
         limit = None if self.time_limit is None else Limit.of(self.time_limit, perf_counter())
         share = self._checked_share()
         fixed = self.random_state is not None and not isinstance(self.random_state, np.random.RandomState)

@@ -47,7 +47,6 @@ class Mimo(Structure):
     batch_repetition: int = 1
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
-        """Return the first and last layer of a plain network, or those that a joint one was made with."""
         kept: tuple[str, str] | None = getattr(network, _ENDS, None)
         if kept is not None:
             return kept
@@ -134,7 +133,6 @@ def _set(layer: nn.Module, name: str, value: Tensor) -> None:
 
 
 def _widen(name: str, layer: Any, end: int, members: int, generator: torch.Generator) -> None:
-    """Draw the weights of the first layer (end 0) for all inputs, or those of the last (1) for all outputs, in place."""
     size = _size(layer, end)
     if not size or getattr(layer, "groups", 1) > 1:
         raise ConversionError(

@@ -88,7 +88,6 @@ class Patched(Selective, OneMember):
         return next((mixture for pattern, mixture in self.mixtures if matches(name, (pattern,))), self.mixture)
 
     def _wanted(self, network: nn.Module) -> set[str]:
-        """Return the names of the layers to patch; raises if there are none or one of them cannot be."""
         ends, tied = ends_of(network), tied_layers(network)
         fitting([name for name, _ in network.named_modules()], self.include, "include")  # refuses what fits nothing
         wanted = set()

@@ -109,7 +109,6 @@ class TabM(JointStructure):
 
 
 def _apart(layer: nn.Module, members: int, generator: torch.Generator) -> PackedLayer:
-    """Return a layer with separate weights for each member, drawn from the values of the given ones."""
     made = copy.deepcopy(layer)
     for name, p in layer.named_parameters():
         own = redrawn(p, p.shape, members=members, spread=1.0, generator=generator)

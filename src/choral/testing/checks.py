@@ -192,7 +192,6 @@ class _Stop(Exception):
 
 
 def _stopping(after: int) -> Callable[[dict[str, Any]], None]:
-    """Return a listener that stops the run at its `after`-th event."""
     seen = 0
 
     def hear(event: dict[str, Any]) -> None:

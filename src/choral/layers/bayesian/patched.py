@@ -271,7 +271,6 @@ class PatchedLayer(Converted):
         return drawn
 
     def _assigned(self) -> dict[str, Tensor]:
-        """Return tensors drawn from the trained components."""
         patches, mixture = dict(self.patches.items()), self.mixture
         if mixture.components == 1:
             return {n: p.squeeze(0) for n, p in patches.items()}

@@ -125,7 +125,6 @@ class Joint(nn.Module):
         return {"loop": self._loop, "grouped": self.together, "matmul": self._matmul}[self.kernel](x)
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the current stacked parameters and stacked buffers."""
         params: dict[str, Tensor] = {n: p for n, p in self.network.named_parameters() if n in self.stacked}
         return params, {n: b for n, b in self.network.named_buffers() if n in self.stacked}
 

@@ -228,7 +228,6 @@ def run_abreast(network: nn.Module, course: fx.Graph, x: Tensor, members: int) -
 
 
 def _value(node: fx.Node, network: nn.Module, read: list[Any], members: int, before: str) -> Any:
-    """Return the value of a node whose members are at a place before it."""
     target: Any = node.target
     on_channels = node.meta["place"] == CHANNELS
     if node.op == "call_module":
@@ -244,7 +243,6 @@ def _value(node: fx.Node, network: nn.Module, read: list[Any], members: int, bef
 
 
 def _on_channels(layer: Any, x: Tensor, members: int, shared: bool) -> Tensor:
-    """Apply a packed layer to members side by side on the channel axis."""
     plain = layer.settings
     if not shared:
         plain = copy.copy(plain)

@@ -209,7 +209,6 @@ def _affine(y: Tensor, t: dict[str, Any], after: int) -> Tensor:
 
 
 def _normalized(layer: Any, x: Tensor, t: dict[str, Any]) -> Tensor:
-    """Return rows normalized without members, with the scale and shift of each member."""
     y = operate(layer, fold(x), {"weight": None, "bias": None}, training=True)
     return _affine(unfold(y, len(x)), t, x.dim() - 3 if isinstance(layer, nn.GroupNorm) else 0)
 

@@ -158,7 +158,6 @@ class SoftGaussian(Likelihood):
         return self.shape
 
     def _parts(self, values: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return mean and variances (member, batch, target)."""
         mean, *logs = values.chunk(1 + len(self.level), 2)
         return mean, [(log.clamp(-20, 20) + level).exp() for log, level in zip(logs, self.level)]
 

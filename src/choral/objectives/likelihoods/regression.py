@@ -177,7 +177,6 @@ class FixedGaussian(GaussianLikelihood):
 
     @property
     def _each(self) -> tuple[float, ...]:
-        """The precision of each target, or of all."""
         return self.precision if isinstance(self.precision, tuple) else (self.precision or 1.0,)
 
     def _precision(self, means: Tensor) -> Tensor:
