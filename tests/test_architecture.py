@@ -53,30 +53,30 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1093,  # the modules beside the packages; 350 are choral.plots
+    "": 1088,  # the modules beside the packages; 350 are choral.plots
     "base": 2202,
-    "masks": 575,
-    "corruptions": 605,
-    "metrics": 1010,
-    "calibration": 656,
-    "predictions": 1423,
-    "objectives": 1799,
-    "layers": 3417,
-    "compaction": 1204,
-    "structures": 1236,
-    "models": 856,
-    "plan": 3054,
-    "recipes": 2361,
+    "masks": 570,
+    "corruptions": 603,
+    "metrics": 1002,
+    "calibration": 646,
+    "predictions": 1416,
+    "objectives": 1788,
+    "layers": 3389,
+    "compaction": 1191,
+    "structures": 1226,
+    "models": 848,
+    "plan": 3043,
+    "recipes": 2347,
     "data": 1741,
     "tables": 2467,
     "engine": 5319,
-    "cluster": 947,
+    "cluster": 944,
     "deploy": 1339,  # 575 are the server
-    "ensemble": 1305,
-    "testing": 331,
-    "report": 912,
+    "ensemble": 1302,
+    "testing": 330,
+    "report": 910,
     "comparison": 1109,
-    "sklearn": 609,
+    "sklearn": 593,
     "cli": 1430,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""
