@@ -95,7 +95,7 @@ def _tensor(value: Any, name: str) -> Tensor:
         array = np.array(array.tolist())
     if array.dtype.kind not in "fiub":
         raise InputError(
-            f"{name} holds values of type {array.dtype}, not numbers; fill or drop missing values, encode labels as integers 0, 1, 2, ..."
+            f"{name} holds values of type {array.dtype}, not numbers; fill or drop missing values, encode labels as integers 0, 1, 2, ..., or leave it out."
         )
     return tensor_of(array)
 
