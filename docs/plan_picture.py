@@ -107,7 +107,7 @@ class Drawing:
             f"{self.members} members in one network" if self.members > 1 else f"{members} member{'s' * (members > 1)}"
         )
         text = (
-            f"Bars are training, dots are what is kept: {kept}"
+            f"Bars are training phases, dots are collected networks: {kept}"
             + (f", {draws} draws of each" if draws > 1 else "")
             + "."
         )
