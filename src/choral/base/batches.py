@@ -51,12 +51,12 @@ def mapped(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
 
 
 def in_order(tensor: Tensor) -> Tensor:
-    """Return a tensor with its axes in memory order, also where `contiguous` is content: torch takes images of one channel for channels last."""
+    """Return a contiguous tensor, also if `contiguous` would do nothing: torch takes images of one channel for channels last."""
     return tensor.reshape(-1).view(tensor.shape)
 
 
 def named_leaves(batch: Batch, name: str = "x") -> Iterator[tuple[str, Tensor]]:
-    """Yield every leaf with the words by which a user would reach it, such as x['a'] and x['b'][0]."""
+    """Yield every leaf with its name in messages, such as x['a'] and x['b'][0]."""
     if isinstance(batch, Tensor):
         yield name, batch
     else:
@@ -106,7 +106,7 @@ def signature(batch: Any) -> Any:
 
 
 def in_words(batch: Batch) -> str:
-    """Return structure, shapes and types for people.
+    """Return structure, shapes and dtypes as text.
 
     >>> in_words({"image": torch.zeros(8, 3, 4, 4), "age": torch.zeros(8, dtype=torch.long)})
     "{'image': (8, 3, 4, 4) float32, 'age': (8,) int64}"
@@ -122,7 +122,7 @@ def in_words(batch: Batch) -> str:
 
 
 def gathered(value: Any, leaf: Callable[[Any, str], Any], name: str = "x") -> Any:
-    """Return what a user gave as a batch; `leaf` makes a tensor of an array and its name. Mappings, tuples and lists of arrays are trees."""
+    """Return the user's inputs as a batch; `leaf` makes a tensor of an array and its name. Mappings, tuples and lists of arrays are trees."""
     if isinstance(value, Mapping):
         found: Any = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
     elif isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
@@ -168,7 +168,7 @@ _MOST = 1 << 24  # numbers of one row that a description may ask for
 
 
 def made_up(description: Any, count: int) -> Batch:
-    """Return a batch of zeros of a description; raises InputError for anything that `described` does not give.
+    """Return a batch of zeros for a description of `described`; InputError for anything else.
 
     >>> made_up({"dict": {"a": {"shape": [2], "type": "int64"}}}, 1)
     {'a': tensor([[0, 0]])}

@@ -1,4 +1,4 @@
-"""What depends on the device that torch computes on, in one place. Nothing here waits for a device."""
+"""All that depends on the device of torch. Nothing here synchronizes with a device."""
 
 from functools import lru_cache
 
@@ -36,7 +36,7 @@ def constant(values: tuple[float, ...] | float, dtype: torch.dtype, device: torc
 
 
 def holds(device: torch.device, size: int) -> bool:
-    """Return whether a device can keep so many bytes of data besides what it computes."""
+    """Return whether a device has room for this many bytes of data besides its computations."""
     if is_processor(device):
         return True
     free = getattr(torch.get_device_module(device.type), "mem_get_info", None)
@@ -44,7 +44,7 @@ def holds(device: torch.device, size: int) -> bool:
 
 
 def placed(tensor: Tensor, device: torch.device, *, resident: bool) -> Tensor:
-    """Return data where a device reads it fastest: on it, or in memory of the host that it can copy from while it computes."""
+    """Return data where a device reads it fastest: on it, or in pinned memory of the host."""
     if is_processor(device):
         return tensor
     return tensor.to(device) if resident else tensor.pin_memory()

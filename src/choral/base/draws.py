@@ -1,7 +1,7 @@
-"""Random draws inside a forward pass, by counting instead of by state.
+"""Random draws inside a forward pass, by counters instead of generator states.
 
 A draw is a hash of (key, step, site, element): the n-th random call of a forward pass is site n, the same under every executor, after a
-resume and on every device. Within a `keyed` block the functions here and those of torch follow its key; outside they use torch's generator.
+resume and on every device. Within a `keyed` block the functions here and those of torch use its key; outside they use torch's generator.
 """
 
 import inspect
@@ -133,7 +133,7 @@ class Stream:
 
 
 class Part(NamedTuple):
-    """Which rows of a batch a forward pass is given: the first of them, how many, and the rows of the whole batch."""
+    """The part of a batch in a forward pass: its first row, its number of rows, and the rows of the whole batch."""
 
     start: int
     rows: int
@@ -176,7 +176,7 @@ class Kept:
 
 
 class Circumstances(NamedTuple):
-    """What a forward pass is told from outside; a tuple, since every pass makes one."""
+    """The context of a forward pass; a tuple, since every pass makes one."""
 
     stream: Stream | None = None
     means: bool = False  # whether sampled layers use the center of their posteriors
@@ -280,9 +280,9 @@ def dropout(x: Tensor, rate: float | Rate, *, rows: int | None = 0, shape: Seque
 
     Args:
         x: activations, or weights.
-        rate: of zeros; a `Rate` draws also for zero, so that all rates draw alike, and needs a keyed block.
+        rate: share of zeros; a `Rate` also draws for 0, so that all rates use equally many draws, and needs a keyed block.
         rows: the axis of the batch; None for weights, which all rows share.
-        shape: of the draws, which are broadcast to x; None for one draw per element.
+        shape: shape of the draws, which are broadcast to x; None for one draw per element.
     """
     shape = x.shape if shape is None else shape
     if isinstance(rate, Rate):
@@ -297,7 +297,7 @@ def dropout(x: Tensor, rate: float | Rate, *, rows: int | None = 0, shape: Seque
 
 
 def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Return a value drawn from a tensor and the running stream alone, which is kept from call to call where the circumstances keep values."""
+    """Return a value drawn from a tensor and the running stream only, cached from call to call if the context caches values."""
     stream, kept = now().stream, now().kept
     if stream is None:
         return make()
@@ -313,7 +313,7 @@ def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
 
 @contextmanager
 def _inner(key: Any, around: Stream, **changes: Any) -> Iterator[None]:
-    """Give a block a stream of its own, and count what it draws for the one around it."""
+    """Run a block with its own stream, and advance the surrounding one by a draw."""
     stream = Stream(key, around.step)
     try:
         with under(stream=stream, **changes):
@@ -330,7 +330,7 @@ def repeated(key: int) -> AbstractContextManager[None]:
 
 
 class Branch:
-    """Streams for the members of a joint network; a member's draws depend on the running key, step and its index alone.
+    """Streams for the members of a joint network; a member's draws depend on the running key, step and its index only.
 
     >>> with keyed(7):
     ...     members = Branch()
@@ -356,7 +356,7 @@ class Branch:
 
 
 def common() -> AbstractContextManager[None]:
-    """Give the block, within a member's, the draws of the joint network: the same for all members that run together."""
+    """Use the draws of the joint network in a block within a member's: the same for all members that run together."""
     outer = now().outer
     return nullcontext() if outer is None else under(stream=outer, outer=None)
 
@@ -494,10 +494,10 @@ def keyed(
     Args:
         key: an integer key, or the int32 words of one (`words`), which may be batched by vmap.
         step: any integer, or an int32 scalar that vmap may map.
-        catch: also redirect torch's own random functions, which costs a few microseconds for each torch call.
-        part: which rows of a batch the block is given; None for all.
-        kept: drawn weights of earlier calls, if there are any.
-        dropout: what dropout layers drop instead of what they say themselves.
+        catch: also redirect torch's own random functions, at a few microseconds for each torch call.
+        part: the part of a batch in the block; None for all of it.
+        kept: cache of drawn weights.
+        dropout: rate of dropout layers instead of their own.
     """
     stream = Stream(key, step)
     told = {"stream": stream, "part": part, "dropout": dropout, "kept": now().kept if kept is None else kept}

@@ -42,7 +42,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def explained(how: Callable[[Exception], ChoralError]) -> Iterator[None]:
-    """Raise what `how` makes of an error that code of the user's raises in the block; choral's own errors pass."""
+    """Convert errors of user code in the block by `how`; choral's own errors pass."""
     try:
         yield
     except ChoralError:
@@ -145,7 +145,7 @@ ATTRIBUTES = {
 
 
 def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
-    """Return a sentence about an argument that a function does not take: what to write instead, or what it takes.
+    """Return a sentence about an unknown argument: what to write instead, or the known arguments.
 
     >>> unknown_argument("fit", "sead", ["data", "seed"])
     "fit has no argument 'sead'; it takes data, seed. Did you mean 'seed'?"
@@ -165,7 +165,7 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
 
 
 def no_attribute(owner: str, name: str, known: Iterable[str]) -> str:
-    """Return a sentence about an attribute that something does not have: what it has, and what to write instead.
+    """Return a sentence about a missing attribute: the known attributes, and what to write instead.
 
     >>> no_attribute("an ensemble", "predict_proba", ["predict", "save"])
     "an ensemble has no 'predict_proba'; it has predict, save. Write ensemble.predict(x).probs."

@@ -1,7 +1,7 @@
-"""How a network is called with a batch, which tensor of what it returns is its output, and which of its layers a pass calls.
+"""How a network is called with a batch, which tensor of its result is the output, and which of its layers a pass calls.
 
-A dict of inputs is passed as keywords, a tuple or list as positions. Networks that do not read one tensor and return (batch, ...) carry hooks,
-so that whoever calls them gives one batch and gets one tensor.
+A dict of inputs is passed as keywords, a tuple or list by position. Networks that do not read one tensor and return (batch, ...) get hooks,
+so that all callers pass one batch and get one tensor.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Interface(Value):
         return network(*args, **kwargs)
 
     def check(self, batch: Batch) -> None:
-        """Raise InputError for a batch of another structure than the network reads."""
+        """Raise InputError for a batch of another structure than in `fit`."""
         if self.reads is None:
             return
         if isinstance(batch, Tensor) and not self.spread:
@@ -91,7 +91,7 @@ class Interface(Value):
             raise InputError(f"x is {in_words(batch)}; the networks were fitted on inputs like {in_words(wanted)}.")
 
     def _check_scale(self, batch: Tensor) -> None:
-        """Raise InputError for bytes where training saw none, and for what bytes hold where it saw bytes: they are divided by 255."""
+        """Raise InputError for bytes if training had none, and for numbers beyond 1 if training had bytes, which are divided by 255."""
         small = batch.dim() < 3 and batch.numel() and self.scale == "unit"
         if batch.dtype == torch.uint8 and (self.scale == "free" or (small and int(batch.max()) <= 1)):
             said = "x holds bytes (uint8), which are divided by 255, but the networks were fitted on other numbers"
@@ -101,7 +101,7 @@ class Interface(Value):
             raise InputError(f"{said}, which are divided by 255; give bytes, or x / 255.")
 
     def in_floats(self, batch: Batch, floats: torch.dtype) -> Batch:
-        """Return a batch whose whole numbers are real ones where the network was fitted on such."""
+        """Return a batch with integers as real numbers if the network was fitted on real numbers."""
         if self.reads is None or all(t.is_floating_point() or t.dtype == torch.uint8 for t in leaves(batch)):
             return batch
         real = {name for name, leaf in named_leaves(made_up(self.reads, 0)) if leaf.is_floating_point()}
@@ -109,13 +109,13 @@ class Interface(Value):
         return filled(batch, [t.to(floats) if t.dtype == torch.int64 and name in real else t for name, t in given])
 
     def chosen(self, batch: Any) -> Any:
-        """Return a batch of a dataset without what the network does not read: dicts may hold targets and more."""
+        """Return a batch of a dataset without keys that the network does not read, such as targets."""
         if not isinstance(batch, Mapping) or self.reads is None or "dict" not in self.reads:
             return batch
         return {name: part for name, part in batch.items() if name in self.reads["dict"]}
 
     def why_not_predicted(self, batch: Batch, error: Exception) -> str:
-        """Return, for people, why networks could not read a batch, besides what they were fitted on."""
+        """Return why networks could not read a batch, as text, with the structure they were fitted on."""
         like = "other inputs" if self.reads is None else f"rows like {in_words(made_up(self.reads, 1))}"
         return f"the networks {_unread(batch, error)}; they were fitted on {like}."
 
@@ -130,7 +130,7 @@ class Interface(Value):
 
 
 def detach(network: nn.Module) -> nn.Module:
-    """Return the network as its maker wrote it, without the hooks of an interface."""
+    """Return the original network, without the hooks of an interface."""
     for module in network.modules():
         for table in (module._forward_pre_hooks, module._forward_hooks):
             for number in [
@@ -144,7 +144,7 @@ def detach(network: nn.Module) -> nn.Module:
 
 
 def pick(found: Any, output: str | int | Function | None) -> Tensor:
-    """Return the tensor that `output` says among what a network returned; InputError names what there is.
+    """Return the tensor that `output` selects in the result of a network; InputError lists the choices.
 
     >>> import torch
     >>> pick({"logits": torch.ones(1), "loss": None}, "logits")
@@ -184,7 +184,7 @@ def _parts(found: Any) -> dict[Any, Any]:
 
 
 def described(found: Any) -> str:
-    """Return, for people, what a network returned."""
+    """Return the result of a network as text."""
     parts, kind = _parts(found), f"a {type(found).__name__}"
     names = [repr(name) for name in parts if type(name) is str]
     if names:
@@ -214,7 +214,7 @@ def _unread(batch: Batch, error: Exception) -> str:
 
 
 def why_not_read(network: nn.Module, batch: Batch, error: Exception) -> str:
-    """Return, for people, why a network could not read a batch."""
+    """Return why a network could not read a batch, as text."""
     if isinstance(batch, Tensor):
         return f"the network {_unread(batch, error)}; give inputs of the shape and type that its forward takes."
     wanted = ", ".join(map(str, inspect.signature(network.forward).parameters.values()))
@@ -228,18 +228,18 @@ def is_lazy(network: nn.Module) -> bool:
 
 
 def with_ends(first: tuple[str, ...], last: str) -> AbstractContextManager[None]:
-    """Let conversions take layers for those that read the inputs and give the output, instead of those declared first and last."""
+    """Set the layers that conversions take for the first and last, instead of those declared first and last."""
     return draws.under(ends=(first, last))
 
 
 def first_layers(names: Sequence[str]) -> list[str]:
-    """Return the layers that read the inputs: those that a dry run found, none perhaps, or the one that is declared first."""
+    """Return the layers that read the inputs: those found in a dry run, or the one declared first."""
     found = draws.now().ends[0]
     return [n for n in found if n in names] if found else list(names[:1])
 
 
 def output_last(names: Sequence[str]) -> list[str]:
-    """Return layers in the order of declaration, but the one that gives the output, if it is known, at the end.
+    """Return layers in the order of declaration, with the one that gives the output, if known, at the end.
 
     >>> with with_ends((), "head"):
     ...     output_last(["head", "body", "aside"])
@@ -250,7 +250,7 @@ def output_last(names: Sequence[str]) -> list[str]:
 
 
 class Called(NamedTuple):
-    """A call of a module: whether the output needs it, and whether it reads nothing that layers or bare parameters gave."""
+    """A call of a module: whether the output needs it, and whether its inputs depend on no layer or parameter."""
 
     layer: str
     needed: bool
@@ -312,7 +312,7 @@ class Calls:
         return f"{self.name!r} ({type(self.stack[-1]).__name__})" if self.stack else ""
 
     def of(self, output: Any) -> list[Called]:
-        """Return the calls in their order; where it cannot be told whether the output needs one it is taken to."""
+        """Return the calls in order; calls of unknown necessity count as necessary."""
         layers = self._layers or ()
         own = {m for m in self._names if m in layers or not type(m).__module__.startswith("torch.")}
         bare = {id(p) for m in own for p in m.parameters(recurse=m in layers)}

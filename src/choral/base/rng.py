@@ -1,7 +1,7 @@
-"""Seeds that come from a place: (root seed, path in the plan, purpose) -> key -> generator.
+"""Seeds by place: (root seed, path in the plan, purpose) -> key -> generator.
 
-No draw in choral uses a global generator. A key depends on the path alone, so branch 3 of 4 equals branch 3 of 40, and a resumed run
-equals an uninterrupted one. Draws made *inside* a forward pass are in `choral.base.draws`.
+choral draws from no global generator. A key depends on the path only, so branch 3 of 4 equals branch 3 of 40, and a resumed run equals an
+uninterrupted one. Draws *inside* a forward pass are in `choral.base.draws`.
 """
 
 import hashlib
@@ -107,7 +107,9 @@ def _taking_generator(func: Any) -> Any | None:
 
 @contextmanager
 def seeded(seed: int, *place: int | str) -> Iterator[list[str]]:
-    """Make code that draws from torch's global generator, which is not touched, draw as after `manual_seed(key(seed, *place))`; yields names of what drew."""
+    """Seed code that draws from torch's global generator with key(seed, *place), without changing the generator; yields the names of functions
+    that drew.
+    """
     with _Lent(generator(seed, *place)) as lent:
         yield lent.names
 
@@ -132,20 +134,20 @@ GLOBAL = {
 
 
 def global_states() -> dict[str, Any]:
-    """Return where the generators of torch, numpy and Python stand."""
+    """Return the states of the generators of torch, numpy and Python."""
     with LOCK:  # another thread may have seeded them for a moment
         return {name: generator.get() for name, generator in GLOBAL.items()}
 
 
 def moved(before: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Return those of some generators that were drawn from since."""
+    """Return the generators that were used since."""
     with LOCK:
         return {n for n in names if not all(map(np.array_equal, before[n], GLOBAL[n].get()))}
 
 
 @contextmanager
 def elsewhere(key: int) -> Iterator[None]:
-    """Seed the global generators of numpy and Python by a key, for code that is not ours, and give them back as they were."""
+    """Seed the global generators of numpy and Python with a key, for user code, and restore them afterwards."""
     with LOCK:
         before = global_states()
         try:

@@ -1,4 +1,4 @@
-"""Names, numbers and tables as they are shown to people, and the shell-style patterns by which people name layers and parameters."""
+"""Names, numbers and tables as text, and shell-style name patterns."""
 
 import html
 import re
@@ -26,14 +26,14 @@ def visible(text: str) -> str:
 
 
 def short(name: str, most: int = 60) -> str:
-    """Return a name on one line, with its middle left out if it is long."""
+    """Return a name on one line, with the middle of a long one left out."""
     line = " ".join(visible(name).split())
     half = (most - 1) // 2
     return line if len(line) <= most else f"{line[:half]}…{line[-half:]}"
 
 
 def number(value: Any) -> str:
-    """Return a value as a cell of a table: numbers rounded, None as nothing.
+    """Return a value as a cell of a table: numbers rounded, None as an empty text.
 
     >>> number(0.12345), number(21136.68), number(1234567), number(3.21e12), number(1e-5), number("Ulm")
     ('0.1235', '21,137', '1,234,567', '3.21 T', '1e-05', 'Ulm')
@@ -92,7 +92,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def fitting(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str]:
-    """Return the names that fit the patterns of an option called `what`; InputError for a pattern that fits none."""
+    """Return the names that match the patterns of an option called `what`; InputError for a pattern without a match."""
     known = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):

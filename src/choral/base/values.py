@@ -1,6 +1,6 @@
-"""Values: frozen, comparable descriptions that turn into plain dicts and back; and checks of arguments by annotation and by name.
+"""Values: frozen, comparable descriptions with conversion to plain dicts; and checks of arguments by annotation and by name.
 
-The class of a value is its kind; only kinds that Python code defines can be read back, so a file never decides what code is imported.
+The class of a value is its kind; only kinds defined by imported Python code can be read back, so a file never decides what is imported.
 Values are checked by their annotations and limits, arguments of functions by their annotations and by `RULES`.
 """
 
@@ -91,7 +91,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
-    """Let a function refuse wrong arguments before it begins, and take arrays for tensors; `accepts` says which annotations count."""
+    """Let a function check its arguments before it begins, and take arrays for tensors; `accepts` selects the annotations to check."""
     signature, hints = inspect.signature(function), _annotations(function, accepts)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     arrays = {n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)}
@@ -111,7 +111,7 @@ def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function refuse wrong numbers and words before it begins, and compute the same under the caller's autocast or no_grad."""
+    """Let a function check its arguments before it begins, and compute the same under the caller's autocast or no_grad."""
     checked = typed(function, is_plain)
 
     @functools.wraps(function)
@@ -123,7 +123,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_options(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise InputError for wrong options that one function hands on to another, which takes them by name."""
+    """Raise InputError for wrong options that one function passes on to another."""
     check(where, inspect.signature(function).bind_partial(**options), _annotations(function, is_plain))
 
 
@@ -266,7 +266,7 @@ KINDS: dict[str, type["Value"]] = {}
 
 
 class _Checked(ABCMeta):
-    """Lets values answer wrong arguments in one sentence: plain ones before a value is made, the others by the fields it then has."""
+    """Checks the arguments of values before they are made, or the fields of those made."""
 
     if not TYPE_CHECKING:  # or what a call returns would be anything
 
@@ -410,7 +410,7 @@ def digest(data: str | bytes) -> str:
 
 
 def portrait(value: Any) -> str:
-    """Return a short text of a value that changes with what it holds, or does by its source text, and is the same in the next process."""
+    """Return a short text that identifies the content or source code of a value, the same in every process."""
     return _Portrait().of(value)
 
 
@@ -506,7 +506,7 @@ def shape_of(tensor: Tensor) -> str:
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return a module's attributes beyond torch's; not the private ones of packages (a trainer's), which come and go."""
+    """Return a module's attributes beyond torch's, without private ones of packages."""
     bases = (base for base in type(module).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins"))
     hidden = "_" if any(map(_is_packaged, bases)) else "\0"
     return {k: v for k, v in sorted(vars(module).items()) if k not in _OF_TORCH and not k.startswith(hidden)}
@@ -567,7 +567,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True)
 class Function(Value):
-    """A function given by the user; a plan read from a file has its name and the digest of its portrait alone."""
+    """A function given by the user; in a plan read from a file only its name and the digest of its portrait."""
 
     name: str
     digest: str = ""
