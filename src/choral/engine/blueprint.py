@@ -1,4 +1,4 @@
-"""Blueprint: from a factory or a given network to joint networks and states."""
+"""Blueprint: builds joint networks and states from a factory or a given network."""
 
 import copy
 import math
@@ -32,7 +32,7 @@ _TELLING = 64  # numbers of a tensor from which its spread tells a drawn one fro
 
 
 def bare(build: Build | nn.Module) -> nn.Module:
-    """Return a new network as the user's code makes it, drawn from the current global generator; a given one is copied."""
+    """Return a new network from the user's factory, drawn from the global generator; a given network is copied."""
     if not callable(build):
         raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
     is_given = isinstance(build, nn.Module)
@@ -53,7 +53,7 @@ def bare(build: Build | nn.Module) -> nn.Module:
 
 
 def uncompiled(network: nn.Module) -> nn.Module:
-    """Return the network that torch.compile wrapped, if it did: conversions and records change what it would have compiled."""
+    """Return the original of a compiled network: conversions change what would have been compiled."""
     inner = network._modules.get("_orig_mod") if type(network).__name__ == "OptimizedModule" else None
     return network if inner is None else inner
 
@@ -65,12 +65,12 @@ def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
 
 
 def floats_of(network: nn.Module) -> torch.dtype:
-    """Return the type in which a network reads real numbers: that of its first parameter of such a type."""
+    """Return the dtype of real inputs of a network: that of its first floating-point parameter."""
     return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
 
 
 class Blueprint:
-    """Makes joint networks for states: builds, converts, shrinks, and moves values in and out. Several builds where members differ in layers."""
+    """Builds joint networks for states: builds, converts, shrinks, loads and reads values. Several builds if members differ in layers."""
 
     def __init__(
         self,
@@ -114,19 +114,19 @@ class Blueprint:
 
     @property
     def brings_weights(self) -> bool:
-        """Whether the user hands over trained weights; a network too small to tell them from drawn ones is taken at its word."""
+        """Whether the user gave trained weights; networks too small to tell are assumed trained."""
         if self.parent is not None:
             return self.has_learned or all(p.numel() < _TELLING for p in self.parent.parameters())
         return self._share_alike > 0.5
 
     @property
     def repeats_weights(self) -> bool:
-        """Whether a function returns the same weights at every call, so that all members would start from them."""
+        """Whether the factory returns the same weights at every call, so that all members would start equal."""
         return self.parent is None and self._share_alike == 1.0
 
     @cached_property
     def _share_alike(self) -> float:
-        """The share of the drawn weights that is the same in two networks of different seeds."""
+        """The share of random weights that is equal in two networks of different seeds."""
         one, other = self._seeded("one") if self._built is None else self._built, self._seeded("other")
         pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
         drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
@@ -135,7 +135,7 @@ class Blueprint:
 
     @cached_property
     def has_learned(self) -> bool:
-        """Whether a network was handed over whose weights are others than a new one would have: by traces of training, or by size."""
+        """Whether a given network was trained: by traces of training, or by weights of another scale than new ones."""
         given = self._build
         if not isinstance(given, nn.Module) or is_lazy(given):
             return False
@@ -171,7 +171,7 @@ class Blueprint:
             return fingerprint(self.plain(), *(b if isinstance(b, nn.Module) else b() for b in self._builds[1:]))
 
     def joint(self, seed: int, *place: int | str, kept: bool = False) -> nn.Module:
-        """Return a new joint network drawn with the seed of a place; with `kept`, at the weights that were handed over."""
+        """Return a new joint network drawn with the seed of a place; with `kept`, at the given weights."""
         with rng.seeded(seed, *place, "build"), rng.elsewhere(rng.key(seed, *place, "build")):
             network = self.plain(kept=kept)
         return self._converted(network, seed, *place, kept=kept)
@@ -185,7 +185,7 @@ class Blueprint:
         return joint
 
     def fresh(self, seed: int, *place: int | str) -> State:
-        """Return the state of a new joint network; a structure that would draw its weights starts at trained ones, if there are any."""
+        """Return the state of a new joint network; it starts at trained weights, if there are any and the structure allows it."""
         kept = self.structure.keeping() != self.structure and self.brings_weights
         self.network()
         self._built = None  # whose values are copied into the network by now
@@ -266,7 +266,7 @@ class Blueprint:
 
 
 def filled(network: nn.Module, state: State) -> nn.Module:
-    """Return the network, holding the state's values."""
+    """Return the network with the state's values."""
     with torch.no_grad():
         for name, p in network.named_parameters():
             p.copy_(state.params[name])
@@ -276,7 +276,7 @@ def filled(network: nn.Module, state: State) -> nn.Module:
 
 
 def state_of(network: nn.Module, *, here: bool = False) -> State:
-    """Return a network's parameters and buffers as a state: copies in plain memory order, on the processor or `here` on its device."""
+    """Return a network's parameters and buffers as a state: contiguous copies on the CPU, or `here` on its device."""
 
     def copied(tensor: Tensor) -> Tensor:
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -287,7 +287,7 @@ def state_of(network: nn.Module, *, here: bool = False) -> State:
 
 
 def redraw(network: nn.Module) -> None:
-    """Draw every parameter afresh, in place: by reset methods, or by shuffling the given values; what is frozen keeps its values."""
+    """Draw every parameter anew, in place: by reset methods, or by shuffling the given values; frozen parameters keep theirs."""
     kept = {t: t.detach().clone() for t in _frozen_tensors(network)}
     covered: set[int] = set()
     for module in network.modules():

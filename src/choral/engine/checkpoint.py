@@ -1,6 +1,6 @@
-"""What a run keeps: checkpoints, from which the same call continues, and members, in files or in memory.
+"""Checkpoints, from which the same call resumes, and members, in files or in memory.
 
-A checkpoint is one file: where the run stands, and the states of all open stacks (the running one and the fork parents above it). The two
+A checkpoint is one file: the position of the run, and the states of all open stacks (the running one and the fork parents above it). The two
 newest are kept; if one is damaged, the one before is used.
 """
 
@@ -29,7 +29,7 @@ from choral.plan.walk import Place
 
 @dataclass
 class Watch:
-    """What validation has seen of a branch in its training phase."""
+    """Validation results of a branch in its training phase."""
 
     best: float | None = None  # the best measure so far
     best_epoch: int = 0  # epochs after which it was measured
@@ -47,7 +47,7 @@ class Watch:
 
 @dataclass
 class Branch:
-    """One network on its way: its place in the plan (up to its last fork), its state, and what validation has seen of it in its present phase."""
+    """One network during a run: its place in the plan (up to its last fork), its state, and its validation results in the current phase."""
 
     place: Place
     state: State | None = None
@@ -57,7 +57,7 @@ class Branch:
 
     @property
     def reached(self) -> State:
-        """Its state, where a start came before."""
+        """Its state, if a start came before."""
         assert self.state is not None
         return self.state
 
@@ -77,7 +77,7 @@ class Stack:
 
 @dataclass
 class Snapshot:
-    """Where a run stands: phases done, epochs of the running one, its ledger and log, and once read back its open branches."""
+    """The position of a run: phases done, epochs of the running one, its ledger and log, and its open branches once read back."""
 
     position: int
     epoch: int
@@ -144,7 +144,7 @@ class Checkpoints:
     _kept: list[Path] = field(default_factory=list)  # written, or read whole, by this process
 
     def _files(self) -> dict[int, Path]:
-        """Return our own files by number, oldest first; other names (copies a sync service made) are nobody's."""
+        """Return the checkpoint files by number, oldest first, without files of other names."""
         found = {int(m[1]): p for p in self.folder.glob("*") if (m := _CHECKPOINT.fullmatch(p.name))}
         return dict(sorted(found.items()))
 
@@ -152,7 +152,7 @@ class Checkpoints:
         return bool(self._files())
 
     def save(self, open_stacks: Sequence[Stack], now: Snapshot) -> None:
-        """Write a checkpoint; forget all but the two newest."""
+        """Write a checkpoint and remove all but the two newest."""
         branches = [branch for stack in open_stacks for branch in stack.branches]
         about = vars(now) | {"failed": failed_list(now.failed), "open": {}}
         path = self.folder / f"checkpoint-{max(self._files(), default=-1) + 1}.safetensors"
@@ -173,7 +173,7 @@ class Checkpoints:
         self._forget_others()
 
     def latest(self) -> Snapshot | None:
-        """Return the newest checkpoint that is whole; says what was damaged."""
+        """Return the newest undamaged checkpoint; warn of damaged ones."""
         files = list(self._files().values())
         for path in reversed(files):
             try:
@@ -193,12 +193,12 @@ _NAME = re.compile(r"\d{5,}\.safetensors")
 
 
 class MemberStore:
-    """The networks a plan collects, each under its number in plan order.
+    """The networks that a plan collects, each under its number in plan order.
 
     Args:
-        folder: where member files are; None keeps them in memory.
-        run: the digest of the run they belong to, written into each file.
-        numbers: which of them this store shows, as its members 0, 1, ...; all if None.
+        folder: folder of member files; None keeps members in memory.
+        run: digest of their run, written into each file.
+        numbers: the numbers that this store shows as its members 0, 1, ...; all if None.
     """
 
     def __init__(self, folder: Path | None = None, *, run: str | None = None, numbers: Sequence[int] | None = None):
@@ -211,7 +211,7 @@ class MemberStore:
         return self.folder / file_name(number)
 
     def put(self, number: int, state: State) -> None:
-        """Keep what prediction needs of a state: parameters, buffers, form, mask and share."""
+        """Store the parts of a state that prediction needs: parameters, buffers, form, mask and share."""
         slots = ({MASK: state.mask} if state.mask else {}) | {s: v for s, v in state.slots.items() if s == SHARE}
         kept = State(state.params, state.buffers, slots, {}, state.form)
         if self.folder is None:
@@ -292,7 +292,7 @@ def file_name(number: int) -> str:
 
 
 def encode_member(state: State, *, number: int = 0, run: str | None = None) -> bytes:
-    """Return a member as the bytes of a safetensors file, which also says whose it is."""
+    """Return a member as the bytes of a safetensors file, with its run and number."""
     return pack_tensors(member_tensors(state), {"form": state.form, "number": number, "run": run})
 
 

@@ -223,7 +223,7 @@ class Parts:
     def of(
         self, x: Batch, y: Tensor, weights: Tensor | None, likelihood: Likelihood, part: Part | None
     ) -> Sequence[Piece]:
-        """Return what this process is given of a batch in parts; `part` says where that lies in the batch, None that it is all of it."""
+        """Return this process's part of a batch in pieces; `part` is their place in the batch, None for all of it."""
         begin, whole = (0, len(y)) if part is None else (part.start, part.of)
         cuts = [len(y) * i // self.accumulate for i in range(self.accumulate + 1)]
         found = [
@@ -263,7 +263,7 @@ class Parts:
         ]
 
     def gather(self, params: Mapping[str, Tensor]) -> None:
-        """Give every process the sum of the gradients; a parameter that none of them used keeps none."""
+        """Sum gradients over processes; a parameter that none of them used keeps no gradient."""
         used = self.summed(torch.tensor([float(p.grad is not None) for p in params.values()]))
         flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1) for p in params.values()]
         joined = self.summed(torch.cat(flat))  # of several types in the widest
@@ -272,7 +272,7 @@ class Parts:
                 p.grad = torch.empty_like(p).copy_(grad.view(p.shape))
 
     def share_statistics(self, network: nn.Module) -> None:
-        """Give every process the mean of the running statistics, where BatchNorm takes those of each part: all hold one network."""
+        """Average running statistics over processes, if BatchNorm uses the statistics of each part."""
         if self.size == 1 or self.accumulate == 1:
             return
         with torch.no_grad():
@@ -286,7 +286,7 @@ class Parts:
 
 
 class _Summed(torch.autograd.Function):
-    """The sum over processes; so is its gradient, since each process has its own part of the loss. What vmap maps is summed at once."""
+    """The sum over processes; its gradient is also summed, since each process has its part of the loss. Mapped values are summed at once."""
 
     @staticmethod
     def forward(tensor: Tensor) -> Tensor:
@@ -361,7 +361,7 @@ def parts_of(compute: Compute) -> Parts:
 
 
 def check_parts(parts: Parts, structure: Structure, points: int, plan: Phase) -> None:
-    """Raise InputError, before anything is trained, where batches cannot be taken in parts."""
+    """Raise InputError, before training, if batches cannot be split."""
     size = parts.size
     if size == 1 and parts.accumulate == 1:
         return

@@ -1,4 +1,4 @@
-"""Train one phase of a group of branches, epoch by epoch: train, validate, count, and stop branches that are done.
+"""Train one phase of a group of branches, epoch by epoch: train, validate, count, and stop finished branches.
 
 A group: branches of equal shapes that take their training steps together.
 """
@@ -98,7 +98,7 @@ _BATCH = 256
 
 @contextmanager
 def own_draws(phase: Phase) -> Iterator[None]:
-    """Refuse draws from a global generator in the code of a starter or operator: a resumed run would make other ones."""
+    """Raise for draws from a global generator in a starter or operator, which a resumed run would not repeat."""
     with rng.seeded(0, "watched") as unkeyed:
         yield
     if unkeyed:
@@ -107,7 +107,7 @@ def own_draws(phase: Phase) -> Iterator[None]:
 
 
 class BranchContext:
-    """The engine's side of `plan.phases.Context` for one branch at one place."""
+    """The implementation of `plan.phases.Context` for one branch at one place."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class BranchContext:
         return self._task.blueprint.fresh(self._seed, *self._place)
 
     def given(self) -> State | None:
-        """Return the state of the network the user handed over."""
+        """Return the state of the network passed to `fit`."""
         return self._task.blueprint.given(self._seed, *self._place)
 
     def network(self, state: State) -> nn.Module:
@@ -169,7 +169,7 @@ class BranchContext:
             return self._task.fed(moved(self._source.example()[0], self._task.device))
 
     def calls(self, state: State) -> Sequence[Called]:
-        """Return the calls of modules: those that the inspection saw, where the joint network is the plain one."""
+        """Return the calls of modules, from the inspection if the joint network is the plain one."""
         known = () if self._task.structure.converts or state.form else self._task.findings.calls
         return known or executed(self.network(state), self.example())
 
@@ -206,7 +206,7 @@ class BranchContext:
 
 
 class Group:
-    """The trainer of some branches in one training phase, and the points and rules it is given. A stopped branch keeps its place."""
+    """The trainer of some branches in one training phase, with their rows and rules. A stopped branch keeps its place."""
 
     def __init__(self, run: "Run", phase: Train, branches: Sequence[Branch], suffix: Place):
         self.run, self.phase, self.branches, self.suffix = run, phase, list(branches), suffix
@@ -224,11 +224,11 @@ class Group:
         self.trainer = kind(run.task, phase, masses, variants, steps=self.steps)
 
     def mount(self) -> None:
-        """Take the states of the branches in."""
+        """Load the states of the branches."""
         self.trainer.mount([branch.reached for branch in self.branches], self.keys)
 
     def take_out(self) -> None:
-        """Give the branches that continue their states."""
+        """Store states in the branches that continue."""
         self._set(self.trainer.states())
 
     def _set(self, states: Sequence[State]) -> None:
@@ -271,13 +271,13 @@ class Group:
         return [(rng.key(k, "member", m), n, s) for k, n, s in branches for m in range(structure.members)]
 
     def _apply(self, unit: str, finished: int, total: int) -> None:
-        """Apply the rules that are due after so many steps or epochs."""
+        """Apply the rules that are due after this many steps or epochs."""
         for number, rule in enumerate(self.phase.every):
             if rule.unit == unit and rule.due(finished, total):
                 self._apply_rule(rule, self.suffix.then("every", number).then("after", finished))
 
     def _apply_rule(self, rule: Every, suffix: Place) -> None:
-        """Apply a rule to all branches; one that computes anywhere gets their states on the device."""
+        """Apply a rule to all branches; rules that compute on any device get states on the device."""
         ledger, changed = self.run.ledger, list[State]()
         for branch, state in zip(self.branches, self.trainer.states(here=rule.phase.anywhere)):
             if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
@@ -295,7 +295,7 @@ _ROOM = 0.75
 
 
 class Epochs:
-    """The epochs of one training phase for branches of equal shapes; `apart` lets them take turns instead of being stacked."""
+    """The epochs of one training phase for branches of equal shapes; `apart` trains them in turn instead of stacked."""
 
     def __init__(self, run: "Run", phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
         self.run, self.phase, self.branches, self.suffix = run, phase, list(branches), suffix
@@ -342,7 +342,7 @@ class Epochs:
                 self._first[branch.place] = branch.reached.having(memory={})
 
     def _end(self) -> None:
-        """Leave the phase: with the chosen states and their shares, or the best state where that is kept."""
+        """Finish the phase with the selected states and their shares, or the best states if they are kept."""
         unlost = [b for b in self.branches if not self.run.ledger.is_lost(b)]
         if not (self._selects and settle_selection(unlost)):
             for branch in unlost:
@@ -422,7 +422,7 @@ class Epochs:
                 ledger.lose(branch, self.suffix, f"the loss became {loss} at {place} in epoch {epoch + 1}")
 
     def _validate(self, epoch: int, trained: Sequence[Branch]) -> dict[Place, float]:
-        """Measure the networks on held-out points and note which are better than before."""
+        """Score the networks on held-out rows and record improvements."""
         validation, rules = self.run.validation, self.run.rules
         branches = [b for b in trained if not self.run.ledger.is_lost(b)]
         given = {slot for rule in self.phase.every for slot in rule.phase.gives}  # later phases may need them
@@ -464,7 +464,7 @@ class Epochs:
         return {branch.place: value for branch, value in zip(branches, values)}
 
     def _leave_out(self, branches: Sequence[Branch], epoch: int) -> None:
-        """Stop networks that are no longer finite: where some are chosen, others may fail."""
+        """Stop networks with non-finite values; others can still be selected."""
         for branch in branches:
             self._stopped(branch, epoch + 1, "diverged")
             branch.state = sound(branch.watch) or self._first[branch.place]
@@ -474,7 +474,7 @@ class Epochs:
             raise DivergedError(f"all {len(self.branches)} networks that are chosen among diverged; lower the rates.")
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
-        """Raise RunError for a function of the user's that gave NaN; warn, once for each branch, of a score that did."""
+        """Raise RunError if a function of the user returned NaN; warn once for each branch if a score is NaN."""
         measure, where = self.run.rules.measure, f"after epoch {epoch + 1} of {branch.place + self.suffix}"
         if measure.function is not None:
             raise RunError(f"the validation measure {measure.name!r} gave NaN {where}; let it return a number.")
@@ -483,7 +483,7 @@ class Epochs:
             warn(f"the validation measure {measure.name!r} is NaN {where}; lower the learning rate.")
 
     def _stop(self, epoch: int, reason: str) -> None:
-        """Stop, after so many epochs, the branches whose patience is up, or all, since the time or that of the choice is."""
+        """Stop branches whose patience is exhausted, or all at the time limit or when the selection no longer improves."""
         patience = None if self.run.rules.stop is None else self.run.rules.stop.patience
         for branch in self._going():
             watch = branch.watch
@@ -494,7 +494,7 @@ class Epochs:
             self._stopped(branch, epoch, reason)
 
     def _leave(self) -> None:
-        """Make the stack smaller when enough have stopped, with what the optimizer remembers of the others."""
+        """Shrink the stack when enough branches have stopped, with the optimizer state of the others."""
         mounted = [branch for group in self.groups for branch in group.branches]
         going = [branch for branch in mounted if branch.goes_on]
         if len(going) == len(mounted) or not (self.apart or len(going) <= _ROOM * len(mounted)):

@@ -78,7 +78,7 @@ class Log:
         return self._handle.tell()
 
     def rewind(self, size: int) -> None:
-        """Forget events after a checkpoint, so that a resumed run does not say them twice."""
+        """Remove events after a checkpoint, so that a resumed run does not repeat them."""
         if self._handle is not None:
             self._handle.seek(0, os.SEEK_END)
             if self._handle.tell() > size:
@@ -92,7 +92,7 @@ class Log:
 
 
 def recalled(log: Path | None) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Return what a log says was counted up to its last epoch, and which branches stopped before their budget."""
+    """Return the counts in a log up to its last epoch, and the branches that stopped early."""
     counted, stopped = _COUNTED.copy(), list[dict[str, Any]]()
     for event in events_in(log.read_bytes() if log is not None and log.exists() else b""):
         if event.get("kind") == "epoch" and isinstance(event.get("counted"), dict):
@@ -103,7 +103,7 @@ def recalled(log: Path | None) -> tuple[dict[str, float], list[dict[str, Any]]]:
 
 
 def events_in(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events of a log; lines that were cut short or damaged are passed over."""
+    """Yield the events of a log; truncated or damaged lines are skipped."""
     for line in data.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line)
@@ -166,7 +166,7 @@ class Ledger:
         return any(place.holds(branch.place) for place in self.failed)
 
     def is_sound(self, branch: Branch, state: State, suffix: Place) -> bool:
-        """Return whether a state is finite, so that something can be made of it; a branch whose state is not is lost."""
+        """Return whether a state is finite; otherwise the branch is recorded as lost."""
         found = unfinite(state, self.blueprint)
         if found:
             self.lose(branch, suffix, f"the weights diverged: {found} at {branch.place + suffix}")

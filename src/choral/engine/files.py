@@ -1,7 +1,7 @@
 """Files: written atomically, sealed with their SHA-256, checked against a schema; safetensors and JSON only.
 
-A JSON file keeps its seal under one key: the format and the digest of everything else in it. A file of tensors keeps its
-digest in its header, taken over the whole file with zeros in the digest's own place.
+A JSON file has its seal under one key: the format and the digest of everything else. A file of tensors has its digest in its header, taken
+over the whole file with zeros in the place of the digest.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from choral.base.errors import RunError
 
 
 def expect(content: Any, fields: Mapping[str, Any], where: str) -> Any:
-    """Return a dict if it has these fields, each of its outer type ('?' marks those that may be left out); RunError names the first that has not."""
+    """Return a dict if it has these fields with these outer types ('?' marks optional ones); RunError names the first wrong one."""
     found = content if isinstance(content, dict) else {}
     for name, kind in fields.items():
         field = name.removesuffix("?")
@@ -44,7 +44,7 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 
 
 def write_bytes(path: Path, data: bytes | Sequence[Part], *, within: Path | None = None) -> str:
-    """Write a file aside, force it to disk, then rename it into place, not through links and not out of `within`; return its SHA-256."""
+    """Write a file atomically (temporary file, fsync, rename), not through links and not outside of `within`; return its SHA-256."""
     parts = [data] if isinstance(data, bytes) else data
     state = hashlib.sha256()
     try:
@@ -75,7 +75,7 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_kept(path: Path, flags: int) -> int:
-    """Return a descriptor of a file that is opened to be added to, or created; a link in its place is refused."""
+    """Return a descriptor of a file opened for appending, or created; a link raises an error."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | flags, 0o666)
     except OSError as error:
@@ -94,7 +94,7 @@ def _settle(folder: Path) -> None:
 
 
 def sweep(folder: Path, name: str = "", *, seconds: float = 0.0) -> None:
-    """Remove what killed writers of a file, or of all, left aside; younger files than so many seconds may still be written to."""
+    """Remove temporary files that killed writers left, of one file or of all; files younger than some seconds may still be in use."""
     for path in folder.glob(f".{glob.escape(name)}*.part"):
         with contextlib.suppress(OSError):  # another process was faster
             if _PART.fullmatch(path.name) and time.time() - path.stat().st_mtime >= seconds:
@@ -113,7 +113,7 @@ def digest_of(content: Any) -> str:
 
 
 def write_json(path: Path, content: Any, *, within: Path | None = None) -> str:
-    """Write JSON whole or not at all; a dict is sealed."""
+    """Write JSON atomically; a dict is sealed."""
     if isinstance(content, dict):
         content = {k: v for k, v in content.items() if k != _SEAL}
         content[_SEAL] = {"format": FORMAT, "sha256": digest_of(content)}
@@ -121,7 +121,7 @@ def write_json(path: Path, content: Any, *, within: Path | None = None) -> str:
 
 
 def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str, Any] | None:
-    """Return the dict a JSON file holds, without its seal; None if there is no file, RunError, with some advice, if it is damaged."""
+    """Return the dict in a JSON file, without its seal; None if there is no file, RunError with advice if it is damaged."""
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= _LONGEST else b""
@@ -151,7 +151,7 @@ def pack_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None
 
 
 def pack_parts(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> list[Part]:
-    """Return the same bytes in pieces, for `write_bytes`: a large file is not copied to be sealed."""
+    """Return the same bytes in pieces, for `write_bytes`, without copying a large file."""
     from safetensors.torch import save
 
     ready: dict[str, Tensor] = {}
@@ -179,7 +179,7 @@ def _sealed(data: bytes, start: int) -> str:
 
 
 def is_pickle(data: bytes) -> bool:
-    """Return whether a file begins as a pickle or a zip of pickles; one of safetensors is 8 bytes of a length, then a brace."""
+    """Return whether a file begins as a pickle or a zip of pickles; safetensors begin with 8 bytes of a length, then a brace."""
     if data[8:9] == b"{":
         return False
     return data.startswith(b"PK\x03\x04") or (data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"))

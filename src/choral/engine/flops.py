@@ -101,7 +101,7 @@ class Flops:
         return whole - sum((1 - int(m.sum()) / m.numel()) * counts.weights[n][of] for n, m in known.items())
 
     def remaining(self, state: State, share: Mapping[str, float]) -> dict[str, float]:
-        """Return the parameters and operations still at work, as shares of the built network; `share` is that of nodes at work in each layer."""
+        """Return parameters and operations still in use, as shares of the built network; `share` is that of active nodes by layer."""
         built, now = self._of(None), self._of(state.form)
         closed = sum((1 - part) * now.sizes.get(layer, 0) for layer, part in share.items())
         idle = sum((1 - part) * now.layers.get(layer, 0) for layer, part in share.items())
@@ -111,7 +111,7 @@ class Flops:
         }
 
     def _of(self, form: dict[str, Any] | None) -> _Counts:
-        """Run a network once in evaluation, and once forwards and backwards; it is left as it was."""
+        """Count one forward pass in evaluation mode, and one forward and backward pass, of a network, without changing it."""
         if repr(form) in self._known:
             return self._known[repr(form)]
         network, task = self.task.blueprint.network(form), self.task
@@ -176,7 +176,7 @@ class Forecast:
 
 
 def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
-    """Return what a plan costs by the networks it will train; what depends on training (gates that close) counts as if it never came."""
+    """Return the cost of a plan by the networks it will train; effects of training (gates that close) are ignored."""
     flops, found = Flops(task, source), Forecast()
 
     def train(phase: Train, place: Place, reached: _Reached) -> _Reached:
@@ -198,7 +198,7 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
 
 
 def rehearse(task: Task, source: Source, plan: Phase) -> None:
-    """Raise what operators say about the network (it has nothing to prune, say) before anything is trained for them."""
+    """Raise the errors of operators about the network (nothing to prune, for example) before training."""
     found: list[bool] = []
     walk(plan, None, Visitor(change=lambda phase, _, __: found.append(phase.foreseen), rounds=once, branches=first))
     if any(found):
@@ -224,7 +224,7 @@ def _untrained(task: Task, source: Source) -> "Visitor[_Reached]":
 
 
 class _Reached(NamedTuple):
-    """The network that a phase is reached with, and how many there are of its kind."""
+    """The network before a phase, and the number of such networks."""
 
     state: State | None
     times: int

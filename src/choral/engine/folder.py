@@ -1,4 +1,4 @@
-"""The run folder: who holds it, whose its files are (docs/reference/files.md), and the plan in it."""
+"""The run folder: its lock, its files (docs/reference/files.md), and its plan."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ _ANEW = "another run_dir (--out), or on_existing='overwrite' (--overwrite)"
 
 @contextlib.contextmanager
 def claimed(folder: Path | None) -> Iterator[None]:
-    """Hold a run folder for this process; a second process on the same folder is refused."""
+    """Lock a run folder for this process; a second process on the same folder raises an error."""
     if folder is None:
         yield
         return
@@ -59,7 +59,7 @@ def claimed(folder: Path | None) -> Iterator[None]:
 
 
 def folder_name(name: str) -> str:
-    """Return a recipe's name if it can name a folder of its own; InputError if it would lead elsewhere."""
+    """Return a recipe's name if it can name a folder; InputError if it would lead elsewhere."""
     odd = not isinstance(name, str) or name in ("", ".", "..")
     if odd or len(name.encode()) > 200 or any(c in "/\\" or not c.isprintable() for c in name):
         raise InputError(f"the recipe is named {name!r}, which cannot name a folder in run_dir; give it another name.")
@@ -72,7 +72,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
 
 
 def check_ours(folder: Path, *, overwrite: bool = False) -> None:
-    """Raise RunError if a folder without a sealed plan holds anything under a name that a run writes, or the choice of a search."""
+    """Raise RunError if a folder without a sealed plan contains files under names of a run, or the choice of a search."""
     if (folder / "choice.json").exists() and not overwrite:
         raise RunError(f"{folder} holds a choice among several methods, and this run is of one; use {_ANEW}.")
     plans = [folder / name for name in ("plan.json", "choice.json") if (folder / name).exists()]
@@ -87,7 +87,7 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def belongs_to(folder: Path, path: Path) -> bool:
-    """Return whether a path is one that a run in the folder keeps something in, or may."""
+    """Return whether a path is a file of the run in the folder, or may become one."""
     inside, root = path.resolve(), folder.resolve()
     if root not in inside.parents:
         return False
@@ -111,17 +111,17 @@ def clear(folder: Path) -> None:
 
 
 def environment(threads: int) -> dict[str, Any]:
-    """Return what decides the last bits of sums."""
+    """Return settings that affect the last bits of sums."""
     return {"threads": threads, "torch": torch.__version__}
 
 
 def run_of(plan: dict[str, Any]) -> str:
-    """Return the digest by which members know their run."""
+    """Return the digest that identifies a run in its members."""
     return digest_of(plan["identity"])[:16]
 
 
 def read_costs(folder: Path) -> dict[str, Any]:
-    """Return what a run cost, empty if nothing says it yet; RunError if the file is damaged."""
+    """Return the cost of a run, empty if unknown; RunError if the file is damaged."""
     return read_json(folder / "results.json", advice="run the same command again to make it anew") or {}
 
 
@@ -148,9 +148,9 @@ def settle(
     on_existing: OnExisting = "resume",
     stack: int | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Return the plan of a run and how many branches are trained together; RunError if the folder holds another run.
+    """Return the plan of a run and how many branches are trained together; RunError if the folder contains another run.
 
-    In a new run that other processes may train, `stack` is how many branches a leaf trains together, at most; None for other runs.
+    In a new run that other processes may train, `stack` is the largest number of branches of a leaf; None for other runs.
     """
     parts, overwrite = job.task.parts, on_existing == "overwrite"
     if folder is not None:
@@ -187,7 +187,7 @@ def settle(
 def _gone_on(
     folder: Path, stored: dict[str, Any], identity: dict[str, Any], job: Job, table: Table | None, *, extend: bool
 ) -> dict[str, Any]:
-    """Return the plan of a run that was begun in a folder, extended if asked; RunError if it is another."""
+    """Return the plan of a run that was started in a folder, extended if requested; RunError if it is another."""
     longer = extend and stored["identity"] != identity
     if longer:
         _check_longer(folder, stored["identity"], identity)
@@ -203,7 +203,7 @@ def _gone_on(
 
 
 def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise RunError if the run of a place is another one, with all that differs."""
+    """Raise RunError with all differences if the run at a place is another one."""
     lines = differences(old, new)
     if lines:
         raise RunError(
@@ -229,7 +229,7 @@ def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
 
 
 def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
-    """Take the members of a shorter plan over into a longer one; return what the plan notes of it."""
+    """Take over the members of a shorter plan into a longer one; return what the plan records of it."""
     costs, checkpoints = read_costs(folder), Checkpoints(folder / "checkpoints")
     if "kept" in costs:
         raise RunError(f"{folder} was ended by its time limit; give a larger time_limit or none first.")

@@ -1,4 +1,4 @@
-"""Identity of a run: everything its members depend on, as plain content, and how two identities differ, in the user's words."""
+"""Identity of a run: everything its members depend on, as plain content, and the differences of two identities as text."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ _LONGEST = 50  # characters of one side of a difference
 
 
 def fingerprint(*networks: nn.Module) -> dict[str, Any]:
-    """Return the layers (class, attributes, shapes) and the digest of the user's source text of new networks, so that another or edited one is noticed."""
+    """Return the layers (class, attributes, shapes) and the digest of the user's source code of new networks, to detect changes."""
     layers: dict[str, list[str]] = {}
     for number, network in enumerate(networks):
         layers |= {f"{number}/{name}" if number else name: parts for name, parts in _layers(network)}
@@ -100,7 +100,7 @@ _PLAIN = ("Recipe", "Train")  # kinds whose fields are what users call them
 
 
 def identity_of(job: "Job") -> dict[str, Any]:
-    """Return what every later call into the same folder must repeat."""
+    """Return what every later call with the same folder must repeat."""
     task, source, recipe = job.task, job.source, job.recipe
     network = task.blueprint.fingerprint()
     identity = {
@@ -173,7 +173,7 @@ def _in_words(old: Any, new: Any, field: str) -> Iterator[str]:
 
 
 def unequal(old: Any, new: Any, field: str, kind: str = "Recipe") -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield where two plain structures differ: the field, the kind of value it belongs to, and both values."""
+    """Yield the differences of two plain structures: the field, the kind of value it belongs to, and both values."""
     match old, new:
         case dict(), dict() if old.get("kind") == new.get("kind"):
             for name in [*new, *(n for n in old if n not in new)]:

@@ -1,7 +1,7 @@
-"""Inspect a network before a run: refuse, or warn of, what would otherwise give wrong members silently.
+"""Inspect a network before a run: raise errors or warn about what would otherwise give wrong members silently.
 
-The plain network runs once in evaluation mode, with its calls and its autograd graph recorded; the joint network runs once in training mode,
-forwards and backwards, on at most four rows; the last member of a shared network is compared with the same member alone.
+The plain network runs once in evaluation mode, with its calls and its autograd graph recorded. The joint network runs once in training mode,
+forward and backward, on at most four rows. The last member of a shared network is compared with the same member alone.
 """
 
 import copy
@@ -52,7 +52,7 @@ _TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a we
 
 @dataclass(frozen=True)
 class Plain:
-    """What the pass of the plain network showed."""
+    """Results of the pass of the plain network."""
 
     network: nn.Module | None  # as it was built; None if inputs decide its sizes
     interface: Interface  # how the network is called, and which of its outputs counts
@@ -71,7 +71,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run keeps of the inspection of its network."""
+    """Results of the inspection that a run keeps."""
 
     calls: tuple[Called, ...] = ()  # of the modules of the plain network
     operations: float = 0.0  # floating-point operations of one row in a forward pass of the joint network
@@ -81,7 +81,7 @@ class Findings:
 
 
 def _hiding(network: nn.Module) -> str:
-    """Return where a network keeps layers that torch does not see, in words."""
+    """Return where a network has layers that torch does not register, as text."""
     for module in network.modules():
         for name, value in vars(module).items():
             held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -99,7 +99,7 @@ def inspect_plain(
     output: Any,
     device: torch.device,
 ) -> Plain:
-    """Build the plain network and run it on the first points; the source gives real numbers in its type from now on."""
+    """Build the plain network and run it on the first rows; the source uses its dtype for real numbers from now on."""
     with rng.seeded(0, "look"):
         with rng.elsewhere(rng.key(0, "look")):
             network = bare(build)
@@ -186,7 +186,7 @@ def _scale(x: Any) -> str:
 
 
 def _refuse_modules(network: nn.Module, structure: Structure) -> None:
-    """Raise for what copies, saved members or conversions of a network would lose."""
+    """Raise for modules that copies, saved members or conversions would change."""
     for name, module in network.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             said = f"module {name!r} ({type(module).__name__}) keeps state of its own (get_extra_state), which is not saved"
@@ -221,7 +221,7 @@ def _with_ends(network: nn.Module, interface: Interface, calls: Sequence[Called]
 
 
 class _Reads(TorchFunctionMode):
-    """Notes which layers' weights are computed with while neither the layer nor another module of choral's runs."""
+    """Records layers whose weights are used while neither the layer nor another module of choral runs."""
 
     def __init__(self, layers: dict[str, nn.Module], running: Calls):
         super().__init__()
@@ -250,7 +250,7 @@ def inspect_training(
     rows: int,
     link: str,
 ) -> Findings:
-    """Run a copy of the joint network on so many first rows as training will; raise what would fail or train something else without a word."""
+    """Run a copy of the joint network on this many first rows as in training; raise what would fail or silently train something else."""
     trial = _Trial(network, structure, loss, training=rows > 0)
     generators, held = global_states(), attributes(trial.network)
     buffers = {n: b.clone() for n, b in trial.network.named_buffers()}
@@ -295,7 +295,7 @@ def inspect_training(
 
 
 class _Trial:
-    """A copy of a joint network, and what its last call showed."""
+    """A copy of a joint network, and the results of its last call."""
 
     def __init__(self, network: nn.Module, structure: Structure, loss: _Loss, *, training: bool):
         self.network, self.structure, self._loss = copy.deepcopy(network), structure, loss
@@ -339,7 +339,7 @@ def _refuse_recomputation(*_: Any) -> NoReturn:
 
 
 def _refuse_past(trial: _Trial, plain: Plain) -> None:
-    """Raise for a copy that computes with parameters of another network, and for converted layers that are read past their call."""
+    """Raise for a copy that uses parameters of another network, and for converted layers whose weights are read outside of their call."""
     own = {id(p): name for name, p in trial.network.named_parameters()}
     leaves = parameters_of(trial.outputs)
     strange = any(isinstance(p, nn.Parameter) and id(p) not in own for p in leaves)
@@ -413,7 +413,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def check_alone(network: nn.Module, structure: Structure, x: Batch) -> None:
-    """Raise ConversionError if the last member, on a few points as the plain network reads them, computes something else alone than within the joint network."""
+    """Raise ConversionError if the last member computes something else alone than within the joint network, on a few rows."""
     running, rows = Calls(network), batches.rows(x)
     why = partial(_why_not_converted, structure, running)
     with explained(why), torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), at_means(), running:
@@ -433,7 +433,7 @@ def check_alone(network: nn.Module, structure: Structure, x: Batch) -> None:
 
 
 def left_plain(network: nn.Module, structure: Structure) -> list[str]:
-    """Return the layers, with their kinds, whose weights a structure that is meant to convert all of them left as they are."""
+    """Return the layers, with their kinds, that a structure for all layers did not convert."""
     within = "network." if _is_ours(network) else ""
     ours = tuple(
         f"{name}." for name, module in network.named_modules() if name not in ("", within[:-1]) and _is_ours(module)
@@ -447,7 +447,7 @@ def left_plain(network: nn.Module, structure: Structure) -> list[str]:
 
 
 def lost_weights(blueprint: Blueprint, recipe: Recipe) -> str:
-    """Return what to say if the user hands over trained weights that the recipe does not start from; else nothing."""
+    """Return a warning if the user gave trained weights that the recipe does not use; empty if not."""
     structure, taken = blueprint.structure, list[bool]()
     walk(recipe.plan, None, Visitor(start=lambda phase, _, __: taken.append(phase.takes_given)))
     resized = structure.draws_anew

@@ -1,6 +1,6 @@
-"""Job: all that a run needs, checked before anything is trained, and the executor and threads that it gets.
+"""Job: a checked run, with its executor and threads.
 
-Sizes and layers alone decide, so that equal calls give equal members. On a processor 'auto' stacks networks of fewer than 200,000 parameters
+Sizes and layers alone decide, so that equal calls give equal members. On a CPU 'auto' stacks networks of fewer than 200,000 parameters
 without convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80 of the time, of 2 x 512 1.3 times, LeNet-S 1.5 to 1.9 times.
 """
 
@@ -42,7 +42,7 @@ _LOG = logging.getLogger("choral")
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, on which points, and when it ends."""
+    """What is trained, on which rows, and when it ends."""
 
     recipe: Recipe
     task: Task  # what stays the same over the run
@@ -55,22 +55,22 @@ class Job:
 
     @property
     def judged_on(self) -> Source:
-        """The points that tell how far off predictions are: held-out ones, or else those trained on."""
+        """The rows for estimates and warnings after training: held-out ones, or else training rows."""
         return self.source if self.validation is None else self.validation.source
 
     @property
     def selects(self) -> bool:
-        """Whether networks are chosen while they train."""
+        """Whether networks are selected during training."""
         return self.validation is not None and any(phase.select for phase in trainings(self.recipe.plan))
 
     @property
     def is_together(self) -> bool:
-        """Whether branches must be trained side by side, stacked or in turns: they stop together, or are chosen among."""
+        """Whether branches must be trained together, stacked or in turns: they stop together, or are selected."""
         return (self.rules.stop is not None and self.rules.stop.by == "ensemble") or self.selects
 
 
 def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
-    """Return the job that this process makes; InputError in all processes that share batches if one fails, or makes another job."""
+    """Return the job of this process; InputError in all processes that share batches if one fails, or has another job."""
     if parts.size == 1:
         return make()
     failed = own = None
@@ -103,7 +103,7 @@ def folds_of(cv: Any) -> tuple[int | None, Any]:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments that make a run what it is, as `fit` got them: any process can understand them again."""
+    """The arguments of `fit` that define a run, from which any process can make the job."""
 
     build: Any
     data: Any
@@ -121,7 +121,7 @@ class Call:
     table: Any = None
 
     def job(self, parts: Parts | None = None) -> Job:
-        """Return what is to be done; raises InputError or PlanError where it cannot be. One process takes whole batches if parts is None."""
+        """Return the job; InputError or PlanError if it is invalid. One process reads whole batches if parts is None."""
         recipe, compute, seed, stop = self.recipe, self.compute, self.seed, self.early_stopping
         check_runnable(recipe)
         data, target, weight = self.data, self.target, self.sample_weight
@@ -211,7 +211,7 @@ def _first_train(plan: Phase) -> tuple[Train, int] | None:
 
 
 def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
-    """Return the executor, that which an earlier part of the run settled on or was asked for, and how many branches it stacks at most."""
+    """Return the executor, from an earlier part of the run or as requested, and the largest number of branches it stacks."""
     task, found, wanted = job.task, _first_train(job.recipe.plan), settled or job.compute.executor
     network = task.blueprint.network()
     numbers = sum(p.numel() for p in network.parameters())
@@ -236,7 +236,7 @@ def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
 
 
 def _check_stackable(job: Job, phase: Train) -> None:
-    """Raise InputError, before anything is trained, for a network that two branches cannot train stacked."""
+    """Raise InputError, before training, for a network that cannot be trained stacked."""
     task = job.task
     if task.findings.remembers:
         raise InputError(f"{_UNSTACKED}: its tensor {task.findings.remembers!r} changes in a call; make it a buffer.")
@@ -270,7 +270,7 @@ def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) 
 
 
 def _differing(alone: Params, stacked: Params, task: Task) -> str | None:
-    """Return the parameter whose gradient in a stack is another one beyond rounding: torch.func passes over what is no function of weights and inputs."""
+    """Return a parameter whose gradient in a stack differs beyond rounding: torch.func ignores what is no function of weights and inputs."""
     lost = next((name for name in alone if name not in stacked), None)
     if lost is not None or task.precision != "fp32":  # other gradients are too coarse to tell
         return lost

@@ -1,4 +1,4 @@
-"""Run a plan: train its leaves one after the other, phase by phase, with checkpoints on the way; and say what it cost.
+"""Run a plan: train its leaves one after the other, phase by phase, with checkpoints, and return its cost.
 
 Stacks of one branch are the sequential executor, larger ones are trained together. Each phase of a leaf has a position in the run, so
 a checkpoint needs only the position and the states that later phases continue from.
@@ -34,7 +34,7 @@ _SHARE = 0.02  # of the time that checkpoints take, at most
 
 @dataclass
 class Leaf:
-    """What is trained in one go; its path is where its first branch begins, `+3` for three more stacked with it, `@1` behind the first fork in it."""
+    """A unit of training; its path is the place of its first branch, `+3` for three more stacked with it, `@1` after the first fork in it."""
 
     path: str
     branches: tuple[Place, ...]  # where they begin
@@ -46,7 +46,7 @@ class Leaf:
 
     @property
     def folder(self) -> str:
-        """Where it keeps what it makes, below the run's place, if other processes may train it."""
+        """Its folder, relative to the run, if other processes may train it."""
         return f"leaves/{self.path.replace('/', '.')}"
 
     @property
@@ -57,7 +57,7 @@ class Leaf:
 
 @dataclass
 class _Stack:
-    """A stack on its way through the plan; `open` is the leaf it is in, None right behind a fork."""
+    """A stack during the plan; `open` is its leaf, None right after a fork."""
 
     branches: tuple[Place, ...]
     origins: tuple[Place, ...]
@@ -138,12 +138,12 @@ class Run:
         self._visitor: Visitor[Stack] = visits
 
     def context(self, place: Place, variant: Variant, state: State | None = None) -> BranchContext:
-        """Return what an operator at this place is lent; points held out of a state are not among it."""
+        """Return the context of an operator at this place, without rows held out of the state."""
         held = None if state is None else state.held
         return BranchContext(self.task, self.source, self.seed, place, variant, held)
 
     def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
-        """Return what is left of each network, as shares of the one built; None if its structure closes no nodes."""
+        """Return the shares of each network still in use; None if its structure closes no nodes."""
         shares = []
         for state in states:
             left = self.task.structure.remaining(state.params, state.buffers)
@@ -154,14 +154,14 @@ class Run:
 
     @property
     def is_late(self) -> bool:
-        """Whether the time limit is reached, that of all parts of a resumed run; one epoch is trained in any case."""
+        """Whether the time limit, of all parts of a resumed run, is reached; one epoch is always trained."""
         counted, limit = self.ledger.counted, self.job.compute.time_limit
         if limit is None or not counted["epochs"]:
             return False
         return sum(counted.get(f"{what}_seconds", 0.0) for what in ("setup", "train", "validation")) >= limit
 
     def begin(self) -> None:
-        """Go to the last whole checkpoint, if there is one; the log forgets what came after it."""
+        """Go to the last undamaged checkpoint, if there is one, and remove later events from the log."""
         latest = None if self.checkpoints is None else self.checkpoints.latest()
         self.snapshot = now = self.task.parts.agreed(latest)
         self.log.rewind(0 if now is None else now.log_bytes)
@@ -176,7 +176,7 @@ class Run:
         self.log.event(kind="resumed", position=self.skip_to, epoch=now.epoch, counted=dict(now.counted))
 
     def execute(self, only: Collection[int] | None = None) -> None:
-        """Train the leaves from where the run stands, or some members only; raises DivergedError if a branch was lost."""
+        """Train the leaves from the current position, or some members only; DivergedError if a branch was lost."""
         if only is not None:
             self.wanted = {number: place for place, number in self.member_of.items() if number in only}
         if self.setup:
@@ -186,7 +186,7 @@ class Run:
             refuse_lost(self.ledger.failed, self.store, len(self.member_of))
 
     def mend(self, lost: Mapping[int, str]) -> None:
-        """Train lost members again, to the same bytes, that were collected before the checkpoint at hand, if there is one; counts and log stay."""
+        """Train lost members again, bit-identical, that were collected before the current checkpoint; counts and log do not change."""
         until, gone = (math.inf, []) if self.snapshot is None else (self.snapshot.position, list(self.snapshot.failed))
         steps = [(leaf, phase, suffix) for leaf in self.leaves for phase, suffix in leaf.steps]
         places = {
@@ -206,7 +206,7 @@ class Run:
             again.train()
 
     def train(self) -> None:
-        """Train the leaves in turn; one that others continue from is held until the last of them begins."""
+        """Train the leaves in turn; a leaf that others continue from is kept until the last of them begins."""
         last = {leaf.after: i for i, leaf in enumerate(self.leaves)}
         for i, leaf in enumerate(self.leaves):
             held = self.open[leaf.after].branches if leaf.after is not None else ()
@@ -230,7 +230,7 @@ class Run:
         return Branch(place, origin.state, origin.is_new, variant=variant)
 
     def _begin(self, stack: Stack) -> tuple[list[Branch], int] | None:
-        """Come to the next phase: return the branches to act on and the epochs done of it, or None to pass over it."""
+        """Return the branches of the next phase and its epochs done, or None to skip it."""
         self.position += 1
         if self.position - 1 < self.skip_to or not self._is_wanted(stack):
             return None
@@ -292,7 +292,7 @@ class Run:
         return self._end(stack)
 
     def _doubt(self, state: State) -> None:
-        """Warn of a member of which no node is left that could pass anything on."""
+        """Warn of a member without active nodes in a layer."""
         left = self.task.structure.remaining(state.params, state.buffers)
         if left and not any(left.values()):
             message = (
@@ -324,7 +324,7 @@ class Run:
         return self._end(stack)
 
     def _is_wanted(self, stack: Stack) -> bool:
-        """Return whether a stack must be walked: always, but when mending only if a lost member comes from it."""
+        """Return whether a stack must be walked: always, or when mending if a lost member comes from it."""
         if self.wanted is None:
             return True
         return any(branch.place.holds(place) for place in self.wanted.values() for branch in stack.branches)
@@ -363,7 +363,7 @@ class Run:
 
 
 def refuse_lost(failed: Mapping[Place, str], store: MemberStore, count: int) -> NoReturn:
-    """Raise DivergedError for branches that were lost, of so many members; these are counted from 0 as in `Ensemble.member`."""
+    """Raise DivergedError for lost branches, with members numbered as in `Ensemble.member`."""
     lost, folder = store.missing(count), store.folder
     named = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
     kept = count - len(lost)
@@ -384,7 +384,7 @@ def carry_out(
     *,
     started: float,
 ) -> tuple[MemberStore, dict[str, Any]]:
-    """Run a job by its settled plan, or what is left of it; return its members and what it cost. Without a folder nothing is written."""
+    """Run a job, or what is left of it, and return its members and its cost. Without a folder nothing is written."""
     store = MemberStore() if folder is None else MemberStore(folder / "members", run=run_of(plan))
     checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
     with closing(Log(None if folder is None else folder / "log.jsonl", listener)) as log:
@@ -400,7 +400,7 @@ def carry_out(
 
 
 def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
-    """Train what is not yet there of a run, which has not begun to walk; return what it cost."""
+    """Train the missing parts of a run; return its cost."""
     count, parts = len(run.member_of), run.task.parts
     alone = False, dict[str, Any](), run.store.lost(count)
     finished, costs, lost = parts.agreed(alone if folder is None else _standing(run, folder, plan))
@@ -433,7 +433,7 @@ def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: 
 
 
 def _standing(run: Run, folder: Path, plan: dict[str, Any]) -> tuple[bool, dict[str, Any], dict[int, str]]:
-    """Return how far a run has come: whether there is nothing left but to mend it, what it cost, and which members are lost."""
+    """Return the progress of a run: whether only mending is left, its cost, and its lost members."""
     try:
         costs = read_costs(folder)
     except RunError as error:

@@ -1,4 +1,4 @@
-"""Task: what stays the same over a whole run, checked before anything is trained."""
+"""Task: what is constant over a run, checked before training."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -46,7 +46,7 @@ _LOOKED_AT = 256  # items of a dataset whose targets decide what the task is
 
 @dataclass(frozen=True)
 class Task:
-    """What stays the same over a whole run: structure, objective, input transforms, device and precision."""
+    """What is constant over a run: structure, objective, input transforms, device and precision."""
 
     blueprint: Blueprint
     structure: Structure
@@ -95,7 +95,7 @@ class Task:
         return self.structure.feed(self.prepared(x, training=False), None)[0]
 
     def widened(self, outputs: Tensor) -> Tensor:
-        """Return outputs in a type that losses and probabilities can be computed in: float32 at least."""
+        """Return outputs in at least float32, for losses and probabilities."""
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
     def outputs(self, network: nn.Module, x: Batch) -> Tensor:
@@ -173,7 +173,7 @@ class Task:
 
 
 def check_runnable(recipe: Recipe) -> None:
-    """Raise PlanError if a recipe's plan cannot run."""
+    """Raise PlanError for an invalid plan."""
     found = recipe.problems()
     if found:
         said = "; ".join(found)
@@ -181,7 +181,7 @@ def check_runnable(recipe: Recipe) -> None:
 
 
 def _check_patterns(recipe: Recipe, network: nn.Module) -> None:
-    """Raise InputError for a penalty that names parameters which the network does not have: it would do nothing."""
+    """Raise InputError for a penalty whose name patterns match no parameter."""
     names = [name for name, _ in network.named_parameters()]
     names += [name.rpartition("_")[0] for name in names]  # posteriors go by the name without that of their halves
     for penalty in recipe.objective.penalties:

@@ -1,6 +1,6 @@
-"""Two ways to take the same training steps, up to rounding: one network after the other, or equal-shaped networks stacked.
+"""Two ways to take the same training steps, up to rounding: one network after the other, or stacked networks of equal shapes.
 
-A trainer holds the networks of one training phase: `mount` puts states in, `step` takes one step for all of them, `states` takes the results out.
+A trainer has the networks of one training phase: `mount` loads states, `step` takes one step for all of them, `states` returns the results.
 """
 
 import threading
@@ -37,8 +37,8 @@ from choral.structures.base import Structure
 class Sharing:
     """How the members of one joint network share its parameters: each gets the gradient of the mean loss of the members that use it.
 
-    `Likelihood.loss` is the sum over members, from which a tensor that all M members use would learn at M times the rate. So where
-    something is shared the mean is differentiated, and gradients of the members' own tensors, usually the smaller part, are multiplied by M.
+    `Likelihood.loss` is the sum over members, with which a tensor of all M members would learn at M times the rate. So if something is shared,
+    the mean is differentiated, and gradients of the members' own tensors, usually the smaller part, are multiplied by M.
     """
 
     members: int = 1
@@ -155,7 +155,7 @@ _OWN = "mend it and give the same call again; finished parts of a run folder are
 
 
 def stopped(error: Exception, where: str, x: Batch, *, stacked: bool = False) -> ChoralError:
-    """Return what to raise for an error of a training step: where in training it was, and which batch was read."""
+    """Return the error for an error in a training step, with its place in training and the batch."""
     advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
     return InputError(
         f"training stopped {where} where the network or the loss gave {type(error).__name__} {first_line(error)!r} for a batch {batches.in_words(x)}; "
@@ -164,7 +164,7 @@ def stopped(error: Exception, where: str, x: Batch, *, stacked: bool = False) ->
 
 
 class Pace(NamedTuple):
-    """Where a step stands in its training phase: its number, the progress its objective is told, and its learning rate."""
+    """The position of a step in its training phase: its number, the progress for penalties, and its learning rate."""
 
     step: int
     progress: float
@@ -172,7 +172,7 @@ class Pace(NamedTuple):
 
 
 class _Trainer:
-    """What both ways have in common. A trainer takes the steps of one or more networks of a training phase."""
+    """The base of both trainers, of one or more networks of a training phase."""
 
     network: nn.Module  # that steps go through; there once states are mounted, as the next
     stepper: Stepper

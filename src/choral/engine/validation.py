@@ -1,7 +1,7 @@
-"""Validation: held-out points, what is measured on them after each epoch, and how networks are chosen by them while they train.
+"""Validation: held-out rows, their scores after each epoch, and the selection of networks by them.
 
-Networks are evaluated as they are, in evaluation mode, by evaluators with trees of their own: training does not notice, so that
-members whose last state is kept are those of a run without validation.
+Networks are evaluated in evaluation mode by separate evaluators, so that training is not affected: members whose last state is kept equal
+those of a run without validation.
 """
 
 import math
@@ -38,7 +38,7 @@ _TAME = 60.0  # outputs below it give finite variances, rates and probabilities,
 
 @dataclass(frozen=True)
 class Rules:
-    """What the user asked for: when to stop, which weights to keep."""
+    """The user's rules: when to stop, which weights to keep."""
 
     stop: EarlyStopping | None = None  # with a patience
     restore_best: bool = False
@@ -51,7 +51,7 @@ class Rules:
         return asked or Measure.of(self.score)
 
     def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
-        """Return what a later call into the same folder must repeat; nothing if nothing was asked for, and never the limit."""
+        """Return what a later call with the same folder must repeat; None without rules, and never the limit."""
         if held is None:
             return {}
         shown = validation if isinstance(validation, int | float) else "data of its own"
@@ -73,7 +73,7 @@ class Limit(float):
 
 
 def chosen(validation: Any, points: int, *, wanted: bool) -> Any:
-    """Return what is held out: what the user gave; for 'auto', where that is wanted, 15 % of few points to 5 % of many.
+    """Return the validation argument; for 'auto', if wanted, 15 % of few rows to 5 % of many.
 
     >>> [chosen("auto", points, wanted=True) for points in (200, 1_500, 10_000, 100_000)]
     [0.15, 0.1, 0.05, 0.01]
@@ -92,7 +92,7 @@ def wants_validation(early_stopping: EarlyStopping | None) -> bool:
 
 
 def rules_of(validation: Any, early_stopping: EarlyStopping | None, folds: int | None = None) -> Rules:
-    """Return the checked wishes of a user; InputError for those that need validation without it."""
+    """Return the checked rules of a user; InputError for those that need validation without it."""
     if validation is not None and folds is not None:
         raise InputError("validation and cv both say which points are held out; give one of them.")
     watched = validation is not None or folds is not None
@@ -107,7 +107,7 @@ def rules_of(validation: Any, early_stopping: EarlyStopping | None, folds: int |
 def set_apart(
     source: Source, validation: Any, seed: int, target: str | int | None = None, weights: str | int | None = None
 ) -> tuple[Source, Source | None]:
-    """Return the points to train on and those to validate on: a share of the source's, or data of its own as `fit` takes it."""
+    """Return the rows for training and for validation: a share of the source's, or separate data as `fit` takes it."""
     if validation is None:
         return source, None
     if isinstance(validation, int | float) and not isinstance(validation, bool):
@@ -124,7 +124,7 @@ def set_apart(
 
 
 class Validation:
-    """Measures networks on held-out points, which are read once; `combine` says how members become one prediction."""
+    """Scores networks on held-out rows; `combine` is how members become one prediction."""
 
     def __init__(self, task: Task, source: Source, measure: Measure, combine: str):
         self.task, self.measure, self.combine = task, measure, combine
@@ -242,7 +242,7 @@ class Validation:
 
 
 class Folds:
-    """Measures every network on the points held out of its own training; arguments as those of `Validation`."""
+    """Scores every network on the rows held out of its own training; arguments as in `Validation`."""
 
     def __init__(self, task: Task, source: Source, measure: Measure, combine: str):
         assert source.folds is not None
@@ -279,7 +279,7 @@ _GAIN = 1e-9  # of the score; less is rounding
 
 
 class _Candidate(NamedTuple):
-    """A network at some time: the place of its branch among all, its state, and its outputs (member * draws, batch, ...) for held-out points."""
+    """A network at some epoch: the number of its branch, its state, and its outputs (member * draws, batch, ...) for held-out rows."""
 
     branch: int
     state: State
@@ -290,9 +290,9 @@ class _Candidate(NamedTuple):
 def select_networks(
     select: Select, validation: Validation, branches: Sequence[Branch], now: dict[int, Tensor], epoch: int
 ) -> None:
-    """Choose anew among the sound networks of a phase; what comes of it is noted in their watches.
+    """Repeat the selection among the finite networks of a phase, and record it in their watches.
 
-    `now` holds the outputs of those that were trained in this epoch, by their place in `branches`.
+    `now` has the outputs of those trained in this epoch, by their index in `branches`.
     """
     watches = [branch.watch for branch in branches]
     now = {i: outputs for i, outputs in now.items() if bool(torch.isfinite(outputs).all())}
@@ -334,19 +334,19 @@ def select_networks(
 
 
 def sound(watch: Watch) -> State | None:
-    """Return a state that a network had when it was chosen or best; None before the first."""
+    """Return the state that a network had when it was selected or best; None before the first."""
     if watch.held is None:
         return watch.state
     return watch.held.having(slots={name: held for name, held in watch.held.slots.items() if name != _OUTPUTS})
 
 
 def is_tired(select: Select | None, branches: Sequence[Branch], epoch: int) -> bool:
-    """Return whether no choice has been better for too long."""
+    """Return whether no selection was better for too long."""
     return select is not None and epoch - max((b.watch.gained for b in branches), default=0) >= select.patience
 
 
 def settle_selection(branches: Sequence[Branch]) -> bool:
-    """Give every network the state it was chosen in, and its share of the choice; return whether there is one."""
+    """Give every network its selected state and its share; return whether there is a selection."""
     total = sum(b.watch.count for b in branches)
     for branch in branches if total else ():
         watch = branch.watch
