@@ -313,7 +313,7 @@ def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
 
 @contextmanager
 def _inner(key: Any, around: Stream, **changes: Any) -> Iterator[None]:
-    """Run a block with its own stream, and advance the surrounding one by a draw."""
+    """Run a block with its own stream, and add its numbers of draws to those of the surrounding one."""
     stream = Stream(key, around.step)
     try:
         with under(stream=stream, **changes):

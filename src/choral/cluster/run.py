@@ -289,7 +289,9 @@ def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
     if not isinstance(cluster, Ray):
         raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None or str(run_dir).startswith("memory://"):
-        raise InputError(f"run_dir is {run_dir}; a cluster needs run_dir, a folder or URL that all its machines can access.")
+        raise InputError(
+            f"run_dir is {run_dir}; a cluster needs run_dir, a folder or URL that all its machines can access."
+        )
     refuse("on a cluster", **refused)
 
 

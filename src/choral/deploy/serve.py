@@ -66,14 +66,14 @@ def _field(content: Any, name: str, kind: type, otherwise: Any = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server takes.
+    """Limits of a server.
 
     Args:
-        body: bytes of one request, at most (413 above); of all requests together at most 16 times as many (429 above).
-        rows: of one request, and of one batch, at most (422 above).
-        queue: requests that wait, at most (429 above).
-        delay: seconds that a request waits for others to make one batch with.
-        timeout: seconds until a body must have come (408), and an answer must be there (503).
+        body: largest number of bytes of a request (413 above); 16 times as many for all requests together (429 above).
+        rows: largest number of rows of a request, and of a batch (422 above).
+        queue: largest number of waiting requests (429 above).
+        delay: seconds that a request waits for others to form a batch.
+        timeout: seconds until a body must have arrived (408), and an answer must be ready (503).
     """
 
     body: int = 16 << 20

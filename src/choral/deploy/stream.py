@@ -1,4 +1,4 @@
-"""A large table made into predictions chunk by chunk: the memory of one chunk, and a run that was killed continues where it stopped."""
+"""Predictions of a large table in chunks, in the memory of one chunk; a killed run resumes."""
 
 import io
 import json
@@ -33,15 +33,15 @@ def by_chunks(
     tell: Callable[[int], None],
     encode: Callable[[Any, bool], bytes] | None = None,
 ) -> int:
-    """Write what is made of each chunk of a table into another one, whole or not at all; return the number of rows.
+    """Write a function of each chunk of a table to another file, atomically; return the number of rows.
 
-    Chunks that are done stand in a folder next to `out` until all are. The same call continues with them; one for other data, or
-    another key, starts again.
+    Finished chunks are stored in a folder next to `out` until all are done. The same call resumes; a call with other data or another key starts
+    again.
 
     Args:
         make: called with a chunk as a data frame and the number of its first row; returns the data frame to write.
-        key: says what is made, such as the digest of an ensemble and the columns that are asked for.
-        tell: called after every chunk with the rows that are done.
+        key: identifies the result, such as the digest of an ensemble and the requested columns.
+        tell: called after every chunk with the number of rows done.
         encode: returns a data frame as lines of text, with a header or without; None for parquet.
     """
     import pyarrow as pa

@@ -51,7 +51,7 @@ class Rules:
         return asked or Measure.of(self.score)
 
     def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
-        """Return what a later call with the same folder must repeat; None without rules, and never the limit."""
+        """Return what a later call with the same folder must repeat; empty without validation rows."""
         if held is None:
             return {}
         shown = validation if isinstance(validation, int | float) else "data of its own"
@@ -267,7 +267,7 @@ class Folds:
         return [sum(v * s for v, s in zip(found, sizes)) / sum(sizes)] * len(states)
 
     def identity(self, rules: Rules) -> dict[str, Any]:
-        """Return what a later call into the same folder must repeat."""
+        """Return what a later call with the same folder must repeat."""
         stop = None if rules.stop is None else rules.stop.to_dict()
         groups = self.source.groups
         held = {} if groups is None else {"groups": hashed([groups.numpy()])}

@@ -1,8 +1,8 @@
 """Columns: how each column of a table becomes numbers, one frozen value for each kind of column.
 
-A column is learned from training rows, kept with the ensemble, and encodes any later rows the same way, in two steps: `read` makes one
-number of each cell, and `encode` makes the inputs of the network of that number, by arithmetic that an exported graph repeats. A cell
-without a value, or with one that training did not have, never refuses a row: it has a code of its own, and a warning says so.
+A column is learned from training rows, stored with the ensemble, and encodes later rows in two steps: `read` makes one number of each
+cell, and `encode` makes the inputs of the network from it, with arithmetic that an exported graph repeats. A cell without a value, or with
+an unknown one, never raises an error: it has its own code, and a warning names it.
 """
 
 import math
@@ -40,13 +40,13 @@ _FIGURES = re.compile(
 
 
 def is_id(name: str) -> bool:
-    """Return whether a column's name says that it numbers the rows."""
+    """Return whether the name of a column is that of an id."""
     return bool(_ID.search(name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Value):
-    """The mean and standard deviation by which numbers are standardized."""
+    """The mean and standard deviation for standardization."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -75,12 +75,12 @@ class Scale(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Value, ABC):
-    """One column of a table.
+    """A column of a table.
 
     Attributes:
         name: its name in the header.
-        missing: whether training had cells without a value, which then have a number of their own, the last.
-        unread: training cells that held something else than the column's kind, and count as cells without a value.
+        missing: whether training had missing values, which are then marked by a further input, the last.
+        unread: training cells of another kind than the column, which count as missing.
     """
 
     name: str
@@ -90,27 +90,27 @@ class Column(Value, ABC):
 
     @property
     def width(self) -> int:
-        """Numbers it becomes."""
+        """Number of inputs."""
         return self.codes + self.missing
 
     @property
     @abstractmethod
     def codes(self) -> int:
-        """Numbers it becomes, besides the one that says a cell has no value."""
+        """Number of inputs without the one that marks missing values."""
 
     @property
     @abstractmethod
     def read_as(self) -> str:
-        """Its kind, in a word or two."""
+        """The name of its kind."""
 
     @property
     @abstractmethod
     def detail(self) -> str:
-        """What else is known about it, in words."""
+        """Further description, as text."""
 
     @property
     def usual(self) -> tuple[float, float]:
-        """The middle and the spread of the numbers that cells become."""
+        """A typical number of a cell and the spread of these numbers."""
         return 0.0, 1.0
 
     def read(self, cells: Cells, path: str) -> np.ndarray:
@@ -128,11 +128,11 @@ class Column(Value, ABC):
         return numbers.new_zeros(len(numbers), 0)
 
     def said(self, code: np.ndarray) -> str:
-        """Return the cell that became these numbers (width,), in words."""
+        """Return the cell with these inputs (width,), as text."""
         return NO_VALUE if self.missing and code[-1] > 0.5 else self._said(code)
 
     def places(self, codes: np.ndarray) -> np.ndarray | None:
-        """Return where cells (row, width) lie on a line (row,), NaN without a value; None where values have no order."""
+        """Return the positions of cells (row, width) on a line (row,), NaN for missing ones; None if values have no order."""
         found = self._places(codes)
         return found if found is None or not self.missing else np.where(codes[:, -1] > 0.5, np.nan, found)
 
@@ -160,7 +160,7 @@ def _doubles(*values: float) -> Iterable[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scaled(Column):
-    """A column whose cells lie on a line, standardized by the scale of the training cells."""
+    """A column of numbers or dates, standardized by the scale of the training cells."""
 
     scale: Scale
 
@@ -199,11 +199,11 @@ class _Scaled(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(_Scaled):
-    """A column of numbers, standardized; cells without one count as the median of training.
+    """A column of numbers, standardized; missing values are filled with the median of training.
 
     Attributes:
         fill: the median.
-        unit: what stands behind the numbers, or their currency; a number with another one is none.
+        unit: the unit after the numbers, or their currency; numbers with another unit count as missing.
     """
 
     fill: float = 0.0
@@ -260,10 +260,10 @@ def in_unit(unit: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DateColumn(_Scaled):
-    """A column of dates: days since 1970, and their place in the year, in the week and, where training had times, in the day.
+    """A column of dates: days since 1970, and their position in the year, in the week and, if training had times, in the day.
 
     Attributes:
-        formats: of the training dates, as `pandas.to_datetime` has them; none for a datetime dtype.
+        formats: formats of the training dates, as in `pandas.to_datetime`; none for a datetime dtype.
         times: whether training had times of the day.
     """
 
@@ -323,11 +323,11 @@ class DateColumn(_Scaled):
 
 @dataclass(frozen=True, kw_only=True)
 class _Worded(Column):
-    """A column of some words. Words that differ in capitals and spaces alone are one, spelled as most cells have it.
+    """A column of words. Words that differ only in case and spaces are one, in the most frequent spelling.
 
     Attributes:
-        other: whether training had more values; they, and all that come later, share one number. Without it a value
-            that training did not have is coded as none of them.
+        other: whether training had more values; these and all unknown ones share a code. Without it unknown values are coded as none of
+            the known ones.
     """
 
     values: tuple[str, ...]
@@ -376,7 +376,7 @@ class _Worded(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class FlagColumn(_Worded):
-    """A column of two words that say no and yes: -1 and 1, and 0 for a cell that says neither."""
+    """A column of two words for no and yes: -1 and 1, and 0 for missing values."""
 
     read_as = "flag"
 
@@ -395,7 +395,7 @@ class FlagColumn(_Worded):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryColumn(_Worded):
-    """A column of words: one-hot over the values that are frequent in training, and one for all the others."""
+    """A column of words: one-hot over the values that are frequent in training, and one for all others."""
 
     read_as = "category"
 
@@ -422,7 +422,7 @@ class CategoryColumn(_Worded):
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedColumn(_Worded):
-    """A column of words with an order: for each step 1 if a cell has reached it, and one half if it has none of the values."""
+    """A column of ordered words: for each step 1 if a cell has reached it, and one half for missing and unknown values."""
 
     read_as = "ordered"
 
@@ -458,7 +458,7 @@ def ranks_of(cells: Cells, values: tuple[str, ...]) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutColumn(Column):
-    """A column that is not an input, and why; later tables need not have it. Ids are shown next to predictions."""
+    """A column that is not an input, with the reason; later tables need not have it. Ids are shown next to predictions."""
 
     reason: str
     beside: bool = False
@@ -479,7 +479,7 @@ def check_names(names: tuple[str, ...], what: str) -> None:
 
 
 def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = False, path: str) -> Column:
-    """Return what a column is, learned from its training cells, and the order of its values if the user gave one.
+    """Return the kind of a column, learned from its training cells, and the order of its values if the user gave one.
 
     Numeric and category dtypes are taken as they are, also constants and ids, if `typed`.
     """
@@ -522,7 +522,7 @@ def learn_column(cells: Cells, *, order: tuple[str, ...] = (), typed: bool = Fal
 
 
 def _read_as_words(cells: Cells, dates: np.ndarray, rows: int, unique: bool, path: str) -> Column:
-    """Return what a column of text is; name its first odd cell if half of it are numbers or dates, perhaps as only people read them."""
+    """Return the kind of a column of text; warn about its first odd cell if half of the cells look like numbers or dates."""
     found, numbers = _words(cells, rows, unique), np.isfinite(cells.own_numbers)
     some = numbers if numbers.sum() >= dates.sum() else dates
     figures = cells.spread([bool(_FIGURES.fullmatch(word)) for word in cells.words], False) & ~cells.absent

@@ -1,6 +1,6 @@
-"""Read tables with pandas: files as data frames, and the cells of one column as numbers, dates and words.
+"""Read tables with pandas: files as data frames, and the cells of a column as numbers, dates and words.
 
-Text is parsed on the different values of a column, never cell by cell.
+Text is parsed once for each distinct value of a column.
 """
 
 import csv
@@ -39,7 +39,7 @@ _NUMBER = re.compile(
 
 
 def ending(path: Path) -> str:
-    """Return how a table's file ends, in small letters; empty if it is not a table.
+    """Return the ending of a table's file in lower case; empty for other files.
 
     >>> ending(Path("a.CSV")), ending(Path("b.tsv.gz")), ending(Path("c.npz"))
     ('.csv', '.tsv.gz', '')
@@ -103,9 +103,9 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
 
 
 def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
-    """Return a file of text, typed by pandas, and what to say about it; the header line says what separates cells.
+    """Return a text file as a data frame with pandas' dtypes, and notes on how it was read; the header line determines the separator.
 
-    `rows` makes it an iterator of frames of so many rows, each typed by itself.
+    `rows` makes it an iterator of frames of this many rows, each with its own dtypes.
     """
     import gzip
 
@@ -205,12 +205,12 @@ def folded(words: Any) -> np.ndarray:
 
 
 class Cells:
-    """One column of a table, and the ways to read it; each is worked out once.
+    """One column of a table, and the ways to read it; each is computed once.
 
     Attributes:
-        name: of the column.
-        series: the pandas series; timedeltas are seconds in it.
-        is_number, is_flag, is_category, is_date: whether it has a numeric dtype, or bool, category, datetime.
+        name: name of the column.
+        series: the pandas series, with timedeltas as seconds.
+        is_number, is_flag, is_category, is_date: whether it has a numeric, bool, category or datetime dtype.
     """
 
     def __init__(self, series: Any):
@@ -263,7 +263,7 @@ class Cells:
 
     @cached_property
     def absent(self) -> np.ndarray:
-        """Which rows have no value: an empty cell, or a word people write for that."""
+        """Which rows have no value: an empty cell, or a word for a missing value."""
         if self._is_typed:
             return np.asarray(self.series.isna().to_numpy(), bool)
         return self.spread(self._blank, True).astype(bool)
@@ -301,7 +301,7 @@ class Cells:
         return commas if other > read or (other == read and self._comma) else points
 
     def say_doubt(self, path: str) -> None:
-        """Warn of numbers such as 3,141, read as 3141, if all are such or others are like 3.14; 1,234.5 or a currency leaves no doubt."""
+        """Warn of ambiguous numbers such as 3,141, read as 3141, if all are such or others are like 3.14."""
         if self._is_typed or self._comma:
             return
         values, units = self._parsed

@@ -1,10 +1,9 @@
-"""The search of `method="auto"`: a short list of candidates, and the best members of all of them together.
+"""The search of `method="auto"`: a short list of candidates, and the best mixture of their members.
 
-The first candidate is what is done without a search. If it did not take long, the others are trained for at most 1.5 times its
-epochs, and all of them again from other seeds where a time limit leaves time. Everything trained goes into a pool, from which bagged
-greedy selection by held-out rows chooses. A log score by few rows can prefer members that are too confident, so the result is never
-worse on these rows than the first candidate, in log score or in point score (squared error, accuracy). All of it is decided by the
-seed, unless there is a time limit. Constants: `choral.tables.defaults`.
+The first candidate is the default without a search. If it was fast, the others are trained for at most 1.5 times its epochs, and all of them
+again with other seeds if there is a time limit and time is left. Bagged greedy selection chooses among all members by held-out rows. A log
+score on few rows can prefer overconfident members, so on these rows the result is never worse than the first candidate, in log score or in
+point score (squared error, accuracy). Without a time limit, the seed determines the result. Constants: `choral.tables.defaults`.
 """
 
 import contextlib
@@ -45,10 +44,10 @@ _GAIN = 1e-9
 
 @dataclass(frozen=True)
 class Candidate:
-    """One entry of the list: a name, also of its run folder, and why it is on the list.
+    """A candidate: its name, also of its run folder, and why it is on the list.
 
-    `recipe` takes epochs of each network and members, of which there are at most so many; light ones cost so little that they are always tried.
-    A `round` above 0 trains it from another seed.
+    `recipe` takes epochs of each network and members, up to a maximum; `light` ones are so cheap that they are always tried. A `round` above 0
+    trains it with another seed.
     """
 
     name: str
@@ -69,8 +68,8 @@ class Judge:
     """Scores held-out rows: validation rows, or all training rows, each by the members that hold it out.
 
     Args:
-        held: the validation rows, by which members are chosen one by one; None for rows out of fold, of which all members of a
-            candidate count together.
+        held: the validation rows, by which members are selected one by one; None for out-of-fold rows, where all members of a candidate
+            count together.
     """
 
     y: Tensor  # as it is in the data
@@ -346,14 +345,14 @@ def search(
     overwrite: bool = False,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Ensemble:
-    """Return the best ensemble of what the candidates give.
+    """Return the best ensemble of the candidates.
 
     Args:
-        candidates: the first is what is done without a search.
-        run_dir: folder of the search; each candidate has a run folder in it, and the same call resumes.
-        time_limit: seconds of wall time for all of it, choosing and writing included.
-        rounds: times that all candidates are trained, each time from other seeds; at most, where there is a time limit.
-        overwrite: whether what the folder holds of another search is removed, once the first candidate is accepted.
+        candidates: the first is the default without a search.
+        run_dir: folder of the search, with a run folder for each candidate; the same call resumes.
+        time_limit: seconds of wall time for the whole search, including selection and writing.
+        rounds: how often all candidates are trained, each time with other seeds; an upper bound with a time limit.
+        overwrite: remove another search in the folder, once the first candidate is accepted.
     """
     folder = None if run_dir is None else Path(run_dir)
     if folder is not None and (folder / "plan.json").exists():

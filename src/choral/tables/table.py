@@ -26,18 +26,17 @@ Kind = Literal["classification", "regression"]
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Value):
-    """How rows of a table become inputs and targets, and predictions become words and units again.
+    """How rows of a table become inputs and targets, and predictions become classes and units again.
 
     Attributes:
-        columns: the columns besides the target, in the order of the inputs; none for arrays, of which only the rows trained on
-            are known.
+        columns: the columns besides the target, in the order of the inputs; none for arrays.
         target: name of the column to predict.
-        task: what is predicted.
-        reason: why it is read as that task, in words.
+        task: 'classification' or 'regression'.
+        reason: why the target is read as that task, as text.
         classes: names of the classes, in the order of their numbers; empty for regression.
-        unit: what stands behind the numbers of the target, kg or $.
-        seen: the rows it was trained on.
-        origin: how a built-in problem was asked for; it is scaled by the rows that are not held out.
+        unit: unit of the target, such as kg or $.
+        seen: the training rows.
+        origin: arguments of a built-in problem, which determine its held-out rows.
     """
 
     columns: tuple[Column, ...] = ()
@@ -93,10 +92,10 @@ class Table(Value):
         return [c for c in self.columns if c.width]
 
     def read(self, frame: Any, *, path: str = "the table") -> np.ndarray:
-        """Return one number for each cell of the used columns, float64 (row, used column), which is what an exported graph reads.
+        """Return one number for each cell of the used columns, float64 (row, used column): the input of an exported graph.
 
-        The frame has the columns of training, in any order, and any others. Numbers are themselves, dates are days since 1970, words their place among the column's values (-1 for others), and NaN is no value.
-        A warning names values that training did not have.
+        The frame needs the columns of training, in any order. Numbers are themselves, dates are days since 1970, words their index among the column's
+        values (-1 for others), and NaN is a missing value. A warning names values that training did not have.
         """
         for column in self.used:
             check_column(frame, column.name, path)
@@ -191,15 +190,15 @@ def learn_table(
     ordered: bool = False,
     path: str = "the table",
 ) -> Table:
-    """Return how a table's columns become inputs and targets.
+    """Learn how a table's columns become inputs and targets.
 
     Args:
-        frame: a pandas data frame. All its rows say which classes there are; every row has a target.
-        target, drop, ids, orders: as in `choral.Columns`; of the target, the order of its classes.
-        task: what to predict; guessed from the target if None.
-        rows: the training rows, from which everything else is learned; all if None.
-        ordered: whether classes must have an order: given, or of numbers.
-        path: what to call the table in an error.
+        frame: a pandas data frame; every row has a target, and all rows determine the classes.
+        target, drop, ids, orders: as in `choral.Columns`; for the target, the order of its classes.
+        task: 'classification' or 'regression'; None infers it from the target.
+        rows: the training rows, which determine everything else; all if None.
+        ordered: whether classes must be ordered, by `orders` or as numbers.
+        path: name of the table in errors.
     """
     for name in (target, *drop, *ids, *(orders or ())):
         check_column(frame, name, path)
