@@ -22,7 +22,7 @@ _of_data, _of_optimizer, _of_validation, _of_processes, _of_run = (
     for panel in ("The data", "The optimizer", "Validation", "Other processes and machines", "The run")
 )
 
-Data = Annotated[str, typer.Argument(help="digits, diabetes, wine, breast_cancer, an .npz file or a table.")]
+Data = Annotated[str, typer.Argument(help="A table, an .npz file, or digits, diabetes, wine or breast_cancer.")]
 Saved = Annotated[Path, typer.Argument(help="A saved ensemble or a run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress or how columns are read.")]
