@@ -214,8 +214,8 @@ class GaussianKL(_KL):
         anneal: share of the training phase over which that factor rises linearly from 0; 0 starts at the full factor.
 
     Reference: Blundell et al., "Weight Uncertainty in Neural Networks", 2015, arXiv:1505.05424, Eq. 1, in closed form;
-        for rank-one factors Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020,
-        arXiv:2005.07186.
+    for rank-one factors Dusenberry et al., "Efficient and Scalable Bayesian Neural Nets with Rank-1 Factors", 2020,
+    arXiv:2005.07186.
     """
 
     prior_mean: float = 0.0
@@ -238,7 +238,7 @@ class SpikeSlabKL(_KL):
         weight, anneal: as in `GaussianKL`.
 
     Reference: Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and
-        appendix A.
+    appendix A.
     """
 
     limits: ClassVar[Limits] = {**_KL.limits, "inclusion": Limit(lambda p: 0 < p < 1, "a number between 0 and 1")}

@@ -160,7 +160,7 @@ class Anchored(Penalty):
         scaled: divide it by the root of a weight's inputs (`choral.objectives.penalties.scale`).
 
     Reference: Pearce et al., "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", 2020,
-        arXiv:1810.05546; Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649.
+    arXiv:1810.05546; Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649.
 
     >>> penalty = Anchored(prior_std=0.5)
     >>> penalty({"w": torch.tensor([1.0, 2.0])}, {"anchor": {"w": torch.tensor([0.0, 2.0])}}, 0.0).item()

@@ -92,7 +92,7 @@ class GuidedWalk(_Metropolis):
         relative_step: `step_std` is a multiple of the prior's standard deviation instead.
 
     Reference: Delaunoy & Louppe, "SAE: Sequential Anchored Ensembles", 2021, arXiv:2201.00649, Algorithm 3; Gustafson,
-        "A guided walk Metropolis algorithm", 1998.
+    "A guided walk Metropolis algorithm", 1998.
 
     >>> walk, generator = GuidedWalk(step_std=0.1, relative_step=True), torch.Generator().manual_seed(0)
     >>> anchor, memory = walk.start({"w": torch.zeros(10000)}, 0.5, generator)
@@ -276,7 +276,7 @@ class DrawTargetShift(StepTargetShift):
     `choral.objectives.penalties`). The likelihood must be Gaussian with a known precision.
 
     Reference: Pearce et al., "Uncertainty in Neural Networks: Approximately Bayesian Ensembling", 2020,
-        arXiv:1810.05546, section 3; the noise on targets is that of randomize-then-optimize.
+    arXiv:1810.05546, section 3; the noise on targets is that of randomize-then-optimize.
     """
 
     draws: ClassVar[bool] = True
