@@ -447,4 +447,4 @@ def test_the_unit_of_a_target_is_said_when_it_is_fitted_and_when_it_is_predicted
     assert "task regression: LearnedGaussian, targets standardized" in said
     assert "), 'price' in seconds." in said
     done = choral("predict", tmp_path / "run", tmp_path / "t.parquet", "--out", tmp_path / "p.csv")
-    assert "'price' is predicted as training had it: in seconds." in done.stderr
+    assert "'price' is predicted as in the training data: in seconds." in done.stderr

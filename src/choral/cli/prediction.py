@@ -51,7 +51,7 @@ def predict(
     loaded = load(ensemble)
     about = loaded.table
     if about is not None and about.task == "regression" and about.unit:
-        note(f"choral: '{about.target}' is predicted as training had it: {unit_in_words(about.unit)}.")
+        note(f"choral: '{about.target}' is predicted as in the training data: {unit_in_words(about.unit)}.")
 
     def shown(x: Any, frame: Any, first: int = 0) -> Any:
         with called(data):
