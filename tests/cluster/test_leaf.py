@@ -226,7 +226,7 @@ def test_a_leaf_is_refused_with_other_data_or_before_the_one_it_goes_on_from(tmp
         run("start", seed=1)
     with pytest.raises(choral.ChoralError, match=r"no leaf '2/f7'.*Did you mean"):
         run("2/f7")
-    with pytest.raises(choral.ChoralError, match="time_limit is 3, which a run in leaves cannot"):
+    with pytest.raises(choral.ChoralError, match="time_limit is 3, which a run in leaves does not support"):
         run("start", compute=choral.Compute(time_limit=3))
     with pytest.raises(choral.ChoralError, match="holds no run"):
         choral.leaves(tmp_path / "elsewhere")
