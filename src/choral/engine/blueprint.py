@@ -20,8 +20,7 @@ from choral.base.errors import InputError
 from choral.base.interface import Interface, evaluating, is_lazy, with_ends
 from choral.base.types import Build, Builds, Params
 from choral.engine.identity import fingerprint
-from choral.layers.attention import as_linear
-from choral.layers.convert import layers_of
+from choral.layers.convert import as_linear, layers_of
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State

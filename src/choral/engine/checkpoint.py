@@ -21,9 +21,9 @@ from choral.engine.files import (
     write_bytes,
 )
 from choral.plan.early_stopping import SHARE
+from choral.plan.phases import Variant
 from choral.plan.sparse import MASK
 from choral.plan.state import State
-from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
 

@@ -28,9 +28,8 @@ from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, sharing_o
 from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
-from choral.plan.phases import Every, Phase, Train
+from choral.plan.phases import Every, Phase, Train, Variant
 from choral.plan.state import Role, State
-from choral.plan.variants import Variant
 from choral.plan.walk import Place
 from choral.structures.base import Structure
 

@@ -37,9 +37,8 @@ from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
 from choral.engine.compute import Counting, operations
 from choral.layers.bayesian.sampling import at_means
-from choral.layers.convert import holds
+from choral.layers.convert import ends_of, holds
 from choral.layers.joint.network import Joint, channels_last
-from choral.layers.packed.networks import ends_of
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure

@@ -24,9 +24,8 @@ from choral.engine.files import write_json
 from choral.engine.flops import Flops
 from choral.engine.folder import MADE_AGAIN, environment, read_costs, run_of
 from choral.engine.job import Job
-from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
+from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train, Variant
 from choral.plan.state import State
-from choral.plan.variants import Variant
 from choral.plan.walk import Place, Visitor, collected, forks_to, walk
 
 _SHARE = 0.02  # of the time that checkpoints take, at most

@@ -27,9 +27,8 @@ from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
 from choral.plan.optimizers import Member, Stepper, clip_gradients
-from choral.plan.phases import Train
+from choral.plan.phases import Train, Variant
 from choral.plan.state import State
-from choral.plan.variants import Variant
 from choral.structures.base import Structure
 
 

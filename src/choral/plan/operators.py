@@ -1,4 +1,4 @@
-"""Operators: starting, bagging, holding out folds, averaging and recalibrating one network's state."""
+"""Operators: bagging, holding out folds, averaging and recalibrating one network's state."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,29 +19,6 @@ from choral.plan.walk import Place, Visitor, walk
 SUBSET = slot("subset", Role.SUBSET)
 HELD = slot("held", Role.HELD)
 _TRIMMED = 0.01  # of the points may be left out of a branch so that all branches have equally many
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reset(Starter):
-    """Build the network again with the seed of this place, so nothing is left over from before."""
-
-    def begin(self, context: Context) -> State:
-        return context.fresh()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start(Starter):
-    """Take the weights of the network the user handed over."""
-
-    takes_given: ClassVar[bool] = True
-
-    def begin(self, context: Context) -> State:
-        given = context.given()
-        if given is None:
-            raise PlanError(
-                "Start needs trained weights, but fit was given a factory; hand over the trained nn.Module itself."
-            )
-        return given
 
 
 @dataclass(frozen=True, kw_only=True)

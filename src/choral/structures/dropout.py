@@ -11,9 +11,8 @@ from choral.base.errors import ConversionError, InputError
 from choral.base.values import BELOW_ONE, Limits
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, DroppedOutput, find_rows
-from choral.layers.convert import holds, layers_of, swap
+from choral.layers.convert import ends_of, holds, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import OneMember, Selective
 
 

@@ -15,10 +15,9 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.interface import first_layers
 from choral.base.values import COUNT, SHARE, Limits
-from choral.layers.convert import holds_frozen, tied_layers
+from choral.layers.convert import ends_of, holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import Structure
 
 _ENDS = "_mimo_ends"
