@@ -138,19 +138,12 @@ def train(
     **options: Any,
 ) -> Ensemble:
     """Train an ensemble as `fit` does, whose arguments it takes; `table` says how a table's columns became inputs."""
-    now = time.perf_counter()
-    call = call_of(build, data, recipe, options | {"table": table})
-    compute, limit = call.compute, call.compute.time_limit
-    if compute.cluster is not None:
-        from choral.cluster.run import check_cluster, train_apart
-
-        asked = {"time_limit": limit, "on_existing": on_existing if on_existing == "extend" else None}
-        check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
-        call = replace(call, compute=replace(compute, cluster=None))
-        with watched(call.recipe, callbacks, progress) as hear:
-            train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
-        callbacks, progress, on_existing = None, False, "resume"  # all is trained; what follows puts it together
-    parts = parts_of(compute)
+    began, call = time.perf_counter(), call_of(build, data, recipe, options | {"table": table})
+    if call.compute.cluster is not None:  # which trains all; the rest puts it together
+        call = _trained_apart(call, run_dir, callbacks, progress, on_existing)
+        callbacks, progress, on_existing = None, False, "resume"
+    compute, parts = call.compute, parts_of(call.compute)
+    began = compute.time_limit.started if isinstance(compute.time_limit, Limit) else began
     with _opened(run_dir, compute, parts) as (folder, storage):
         job = in_agreement(parts, lambda: call.job(parts))  # understands the data and inspects the network
         _LOG.info("task %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
@@ -159,7 +152,6 @@ def train(
             plan, width = settle(folder, job, table=table, on_existing=on_existing, stack=stack)
             if lacking := warning(job.recipe.plan, job.source.points):
                 warn(f"{job.recipe.name}: {lacking}.")
-            started = limit.started if isinstance(limit, Limit) else now
             with (
                 using(compute.threads or plan["environment"]["threads"]),
                 watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
@@ -168,10 +160,23 @@ def train(
                     from choral.cluster.run import train_here
 
                     train_here(call, job, storage or folder, plan, hear, on_existing)
-                store, costs = carry_out(job, folder, plan, width, hear, started=started)
+                store, costs = carry_out(job, folder, plan, width, hear, started=began)
                 if storage is not None:  # the copies of the files will be gone
                     store = store.in_memory(costs["networks"])
             return _put_together(call, job, store, costs, folder, plan)
+
+
+def _trained_apart(call: Call, run_dir: Any, callbacks: Any, progress: bool | None, on_existing: OnExisting) -> Call:
+    """Train all leaves of a run on its cluster; return the call without the cluster."""
+    from choral.cluster.run import check_cluster, train_apart
+
+    compute = call.compute
+    asked = {"time_limit": compute.time_limit, "on_existing": on_existing if on_existing == "extend" else None}
+    check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
+    call = replace(call, compute=replace(compute, cluster=None))
+    with watched(call.recipe, callbacks, progress) as hear:
+        train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
+    return call
 
 
 @contextmanager
