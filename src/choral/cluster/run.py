@@ -15,15 +15,7 @@ from choral.base.errors import ChoralError, DivergedError, InputError, RunError,
 from choral.base.types import Build
 from choral.base.values import guarded
 from choral.callbacks import one_of
-from choral.cluster.leaf import (
-    Field,
-    admitted,
-    leaves_of,
-    read_manifest,
-    read_whole,
-    train_leaf,
-    whole_manifest,
-)
+from choral.cluster.leaf import Field, admitted, leaves_of, read_manifest, read_whole, train_leaf, whole_manifest
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
 from choral.engine.compute import OnExisting, Store, is_far
