@@ -288,9 +288,9 @@ def _differing(alone: Params, stacked: Params, task: Task) -> str | None:
 
 def choose_threads(job: Job, *, stacked: bool) -> int:
     """Return how many threads torch's operations get in a run, whose branches may be trained stacked."""
-    most, phases = torch.get_num_threads(), trainings(job.recipe.plan)
-    if most == 1 or not devices.is_processor(job.task.device) or not phases:
-        return most
-    found = _first_train(job.recipe.plan) if stacked else None
+    phases, found = trainings(job.recipe.plan), _first_train(job.recipe.plan) if stacked else None
+    if not phases:
+        return torch.get_num_threads()
     phase, branches = (phases[0], 1) if found is None else found
-    return threads_for(job.task.findings.operations, min(phase.batch_size, job.source.points), together=branches)
+    rows = min(phase.batch_size, job.source.points)
+    return threads_for(job.task.findings.operations, rows, job.task.device, together=branches)

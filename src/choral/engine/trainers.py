@@ -275,7 +275,7 @@ class PlainTrainer(_Trainer):
             lending = rng.seeded(self.key, "unkeyed", pace.step) if self.lend else nullcontext()
             with (
                 lending,
-                nullcontext() if part is None else task.parts.norms(part),
+                task.parts.norms(part),
                 draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
