@@ -466,7 +466,7 @@ def fork(
     Args:
         branches: how many; may be left out where there are variants.
         body: phases of each branch.
-        variants: settings of each branch, `{"rate": 0.5, "weight_decay": 1e-3}`; see `choral.plan.Variant`.
+        variants: settings of each branch, `{"rate": 0.5, "weight_decay": 1e-3}`; see `choral.plan.phases`.
         sample: where branches draw their settings from instead.
 
     >>> fork(Collect(), variants=[{"rate": 1.0}, {"rate": 0.1}]).branches
