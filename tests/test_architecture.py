@@ -65,7 +65,7 @@ BUDGETS = {
     "compaction": 1204,
     "structures": 1232,
     "models": 856,
-    "plan": 3044,
+    "plan": 3046,
     "recipes": 2361,
     "data": 1741,
     "tables": 2467,

@@ -223,6 +223,7 @@ def in_folds(plan: Phase, folds: int) -> Phase:
     Members that are branches of a fork, or of several one after the other, hold out one part each, in turn; any other plan, also of
     one branch, is run once for each part.
 
+    >>> from choral.plan.phases import Reset
     >>> in_folds(fork(4, Reset(), Collect()), 2)
     Fork(branches=4, body=Seq(phases=(Reset(), Fold(folds=2, first=0), Collect())), variants=(), space=None)
     """
@@ -261,6 +262,7 @@ def _holding_out(phase: Phase, fold: Fold) -> Phase:
 def folds_of(plan: Phase) -> list[int | None]:
     """Return the part that each collected network holds out, in plan order; None for those that hold out none.
 
+    >>> from choral.plan.phases import Reset
     >>> folds_of(in_folds(fork(4, Reset(), Collect()), 2))
     [0, 1, 0, 1]
     """
