@@ -19,7 +19,7 @@ from torch import Tensor
 from choral.base import devices, draws
 from choral.base.batches import Batch, in_words
 from choral.base.errors import InputError, did_you_mean
-from choral.base.values import POSITIVE, Limits, Value, fits
+from choral.base.values import Positive, Value, fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +189,7 @@ class Mixing(Transform, ABC):
         alpha: shares of a row are drawn from Beta(alpha, alpha), one for each batch.
     """
 
-    limits: ClassVar[Limits] = {"alpha": POSITIVE}
-    alpha: float = 1.0
+    alpha: Positive = 1.0
     only_training: ClassVar[bool] = True
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -9,15 +9,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from choral.base.errors import InputError
-from choral.base.values import POSITIVE, Limit, Limits, Value
+from choral.base.values import Finite, Positive, Value
 from choral.plan.optimizers import Optimizer
 
-FINITE = Limit(math.isfinite, "a finite number")
 OF_STEPS = ("rate", "dropout", "smoothing")
 """Settings of a training step besides those of its optimizer."""
 
@@ -79,9 +78,8 @@ class Span(Value, ABC):
 class _Between(Span, ABC):
     """A number between two."""
 
-    limits: ClassVar[Limits] = {"low": FINITE, "high": FINITE}
-    low: float
-    high: float
+    low: Finite
+    high: Finite
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,8 @@ class Uniform(_Between):
 class LogUniform(_Between):
     """A number between two above 0, all orders of magnitude alike."""
 
-    limits: ClassVar[Limits] = {"low": POSITIVE, "high": POSITIVE}
+    low: Positive
+    high: Positive
 
     def draw(self, generator: torch.Generator) -> float:
         return self.low * (self.high / self.low) ** _uniform(generator)

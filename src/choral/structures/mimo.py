@@ -14,7 +14,7 @@ from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.interface import first_layers
-from choral.base.values import COUNT, SHARE, Limits
+from choral.base.values import Count, Share
 from choral.layers.convert import holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
@@ -38,13 +38,12 @@ class Mimo(Structure):
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
     """
 
-    limits: ClassVar[Limits] = {**Structure.limits, "batch_repetition": COUNT, "repetition": SHARE}
     widens_input: ClassVar[bool] = True
     draws_anew: ClassVar[bool] = True
 
-    members: int = 3
-    repetition: float = 0.0
-    batch_repetition: int = 1
+    members: Count = 3
+    repetition: Share = 0.0
+    batch_repetition: Count = 1
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
         """Return the first and last layer of a plain network, or those that a joint one was made with."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from choral.base.errors import ConversionError
 from choral.base.interface import output_last
+from choral.base.values import Count
 from choral.layers.attention import open_attention
 from choral.layers.convert import holds_frozen, layers_of, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise
@@ -50,7 +51,7 @@ class TabM(JointStructure):
     """
 
     averages: ClassVar[bool] = True
-    members: int = 32
+    members: Count = 32
     adapters: Adapters = "all"
     start: FirstFactors = "auto"
     own_batches: bool = False
