@@ -4,11 +4,10 @@ A dict of inputs is passed as keywords, a tuple or list as positions. Networks t
 so that whoever calls them gives one batch and gets one tensor.
 """
 
-import dataclasses
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -131,13 +130,10 @@ class Interface(Value):
 
 def detach(network: nn.Module) -> nn.Module:
     """Return the network as its maker wrote it, without the hooks of an interface."""
+    ours = (_spread, _contiguous, Interface._pick)
     for module in network.modules():
         for table in (module._forward_pre_hooks, module._forward_hooks):
-            for number in [
-                n
-                for n, hook in table.items()
-                if getattr(hook, "__func__", hook) in (_spread, _contiguous, Interface._pick)
-            ]:
+            for number in [n for n, hook in table.items() if getattr(hook, "__func__", hook) in ours]:
                 del table[number]
                 module._forward_pre_hooks_with_kwargs.pop(number, None)
     return network
@@ -151,15 +147,12 @@ def pick(found: Any, output: str | int | Function | None) -> Tensor:
     tensor([1.])
     """
     parts = _parts(found)
-    match output:
-        case Function():
-            chosen = output(found)
-        case None:
-            chosen = found
-        case int() if -len(parts) <= output < 0:
-            chosen = parts.get(output + len(found))
-        case _:
-            chosen = parts.get(output)
+    if isinstance(output, Function):
+        chosen = output(found)
+    elif output is None:
+        chosen = found
+    else:
+        chosen = parts.get(output + len(found) if isinstance(output, int) and -len(parts) <= output < 0 else output)
     if isinstance(chosen, Tensor):
         return chosen
     names = [name for name in parts if type(name) is str]
@@ -177,10 +170,7 @@ def _parts(found: Any) -> dict[Any, Any]:
             return dict(found)
         case tuple() | list():
             return {**dict(zip(getattr(found, "_fields", ()), found)), **dict(enumerate(found))}
-    held = (
-        {f.name: getattr(found, f.name) for f in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else {}
-    )
-    return {name: value for name, value in held.items() if value is not None}
+    return {name: value for name, value in getattr(found, "__dict__", {}).items() if value is not None}
 
 
 def described(found: Any) -> str:
@@ -227,11 +217,6 @@ def is_lazy(network: nn.Module) -> bool:
     return any(is_unsettled(t) for t in (*network.parameters(), *network.buffers()))
 
 
-def with_ends(first: tuple[str, ...], last: str) -> AbstractContextManager[None]:
-    """Let conversions take layers for those that read the inputs and give the output, instead of those declared first and last."""
-    return draws.under(ends=(first, last))
-
-
 def first_layers(names: Sequence[str]) -> list[str]:
     """Return the layers that read the inputs: those that a dry run found, none perhaps, or the one that is declared first."""
     found = draws.now().ends[0]
@@ -241,7 +226,7 @@ def first_layers(names: Sequence[str]) -> list[str]:
 def output_last(names: Sequence[str]) -> list[str]:
     """Return layers in the order of declaration, but the one that gives the output, if it is known, at the end.
 
-    >>> with with_ends((), "head"):
+    >>> with draws.under(ends=((), "head")):
     ...     output_last(["head", "body", "aside"])
     ['body', 'aside', 'head']
     """
