@@ -41,7 +41,7 @@ class Optimizer(Value, ABC):
     decay_vectors: bool = True
     clip: Positive | None = None
     apart: tuple[str, ...] = ()
-    rates: tuple[tuple[str, float], ...] = ()
+    rates: tuple[tuple[str, NotNegative], ...] = ()
 
     varies: ClassVar[bool] = True  # whether stacked members may differ in its settings
     coupled: ClassVar[bool] = False  # whether updates may mix numbers: gradients of removed weights are then set to 0
@@ -62,11 +62,6 @@ class Optimizer(Value, ABC):
     def without_decay(self) -> "Optimizer":
         """Return the same optimizer without weight decay."""
         return replace(self, weight_decay=0.0)
-
-    def __post_init__(self) -> None:
-        for pattern, factor in self.rates:
-            if not 0 <= factor < math.inf:
-                raise InputError(f"rates has {factor!r} for {pattern!r}; give a factor of the rate, 0 or more.")
 
     def groups(
         self,
