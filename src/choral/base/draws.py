@@ -5,10 +5,9 @@ resume and on every device. Within a `keyed` block the functions here and those 
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,29 +149,6 @@ class Rate(NamedTuple):
         return Rate(_threshold(rate), 1.0 / (1.0 - rate))
 
 
-class Kept:
-    """Values drawn from parameters, kept from call to call by their sites, up to a number of bytes: a Bayesian MLP 3 x 512 predicts a row in a tenth."""
-
-    def __init__(self, most: int):
-        self.most, self.bytes = most, 0
-        self._held = dict[Hashable, tuple[Tensor, int, Tensor, int]]()
-
-    def value(self, stream: Stream, source: Parameter, make: Callable[[], Tensor]) -> Tensor:
-        """Return what was drawn at this site from the same, unchanged parameter, or make it."""
-        place = (stream.low, stream.high, stream.step, stream.site)
-        version = 0 if source.is_inference() else source._version
-        if place in self._held:
-            value, site, known, then = self._held[place]
-            if known is source and then == version:
-                stream.site = site
-                return value
-        value = make()
-        if place not in self._held and self.bytes + value.nbytes <= self.most:
-            self._held[place] = value, stream.site, source, version
-            self.bytes += value.nbytes
-        return value
-
-
 class Circumstances(NamedTuple):
     """What a forward pass is told from outside; a tuple, since every pass makes one."""
 
@@ -180,7 +156,7 @@ class Circumstances(NamedTuple):
     means: bool = False  # whether sampled layers use the center of their posteriors
     component: int | Tensor | None = None  # what patched layers take if they all take the same
     outer: Stream | None = None  # what members of a joint network were given streams from
-    kept: Kept | None = None  # drawn weights of earlier calls
+    kept: Any = None  # drawn weights of earlier calls, a `Kept` of `choral.layers.bayesian.sampling`
     part: Part | None = None  # None gives it whole batches
     folded: int = 1  # members laid one after the other on the batch axis
     rows: int = 1  # of each of them there, at the beginning
@@ -291,21 +267,6 @@ def dropout(x: Tensor, rate: float | Rate, *, rows: int | None = 0, shape: Seque
     else:
         return x if rate <= 0 else x * 0
     return x * (keep.to(x.dtype) * scale)
-
-
-def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Return a value drawn from a tensor and the running stream alone, which is kept from call to call where the circumstances keep values."""
-    stream, kept = now().stream, now().kept
-    if stream is None:
-        return make()
-    # mapped calls have many values, and a slice is another tensor each time
-    if kept is not None and stream.by_number and isinstance(source, Parameter):
-        make = partial(kept.value, stream, source, make)
-    if torch.is_grad_enabled():
-        return make()
-    if id(source) not in stream.values:
-        stream.values[id(source)] = source, make()  # holding the source keeps its id from being reused
-    return stream.values[id(source)][1]
 
 
 @contextmanager
@@ -469,7 +430,7 @@ def keyed(
     *,
     catch: bool = True,
     part: Part | None = None,
-    kept: Kept | None = None,
+    kept: Any = None,
     dropout: Rate | None = None,
 ) -> Iterator[Stream]:
     """Make every draw of the block follow (key, step).

@@ -217,23 +217,6 @@ def is_lazy(network: nn.Module) -> bool:
     return any(is_unsettled(t) for t in (*network.parameters(), *network.buffers()))
 
 
-def first_layers(names: Sequence[str]) -> list[str]:
-    """Return the layers that read the inputs: those that a dry run found, none perhaps, or the one that is declared first."""
-    found = draws.now().ends[0]
-    return [n for n in found if n in names] if found else list(names[:1])
-
-
-def output_last(names: Sequence[str]) -> list[str]:
-    """Return layers in the order of declaration, but the one that gives the output, if it is known, at the end.
-
-    >>> with draws.under(ends=((), "head")):
-    ...     output_last(["head", "body", "aside"])
-    ['body', 'aside', 'head']
-    """
-    last = draws.now().ends[1]
-    return [*(n for n in names if n != last), last] if last in names else list(names)
-
-
 class Called(NamedTuple):
     """A call of a module: whether the output needs it, and whether it reads nothing that layers or bare parameters gave."""
 

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.interface import output_last
 from choral.base.types import Params
 from choral.base.values import Count, Positive
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
 from choral.layers.bayesian.sampling import GAMMA_START, RHO_START, SAMPLED, SpikeSlabLayer, gaussian_twin
-from choral.layers.convert import Replace, convert, layers_of, swap
+from choral.layers.convert import Replace, convert, layers_of, output_last, swap
 from choral.layers.functional import BATCH_NORMS, own_kind
 from choral.objectives.kl import gate_keep
 from choral.structures.base import OneMember, Selective

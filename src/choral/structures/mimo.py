@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
-from choral.base.interface import first_layers
 from choral.base.values import Count, Share
-from choral.layers.convert import holds_frozen, tied_layers
+from choral.layers.convert import first_layers, holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
 from choral.layers.packed.networks import ends_of

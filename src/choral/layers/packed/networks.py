@@ -12,10 +12,9 @@ from torch import Tensor, fx, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
-from choral.base.interface import first_layers, output_last
 from choral.base.text import fitting
 from choral.base.values import Count, Positive
-from choral.layers.convert import layers_of, swap
+from choral.layers.convert import first_layers, layers_of, output_last, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint, Kernel
 from choral.layers.kernels.packed import course_of, run_abreast, surroundings
