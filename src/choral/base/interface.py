@@ -5,8 +5,7 @@ so that whoever calls them gives one batch and gets one tensor.
 """
 
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -241,7 +240,7 @@ class Calls:
         self._names = {module: name for name, module in network.named_modules()}
         self._layers = None if layers is None else [network.get_submodule(name) for name in layers]
         self._frozen = [] if layers is None else [p for p in network.parameters() if not p.requires_grad]
-        self._made: list[tuple[str, list[Node], list[Node]]] = []  # a module, and the nodes of what it read and gave
+        self._made: list[tuple[nn.Module, list[Node], list[Node]]] = []  # the nodes of what it read and gave
         self.stack: list[nn.Module] = []
         self.called: dict[str, bool] = {}
 
@@ -267,7 +266,7 @@ class Calls:
         self.stack.pop()
         if self._layers is not None:
             given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-            self._made.append((self._names[module], list(_nodes(given)), list(_nodes(found))))
+            self._made.append((module, list(_nodes(given)), list(_nodes(found))))
 
     @property
     def name(self) -> str:
@@ -284,11 +283,14 @@ class Calls:
         layers = self._layers or ()
         own = {m for m in self._names if m in layers or not type(m).__module__.startswith("torch.")}
         bare = {id(p) for m in own for p in m.parameters(recurse=m in layers)}
-        changed = _depending(_ancestors(node for _, given, _ in self._made for node in given), bare)
         needed = _ancestors(_nodes(output)) if isinstance(output, Tensor) and output.requires_grad else None
         return [
-            Called(name, needed is None or not found or not needed.keys().isdisjoint(found), changed.isdisjoint(given))
-            for name, given, found in self._made
+            Called(
+                layer=self._names[module],
+                needed=needed is None or not found or not needed.keys().isdisjoint(found),
+                reads_input=module in layers and bare.isdisjoint(map(id, _leaves(given))),
+            )
+            for module, given, found in self._made
         ]
 
 
@@ -313,8 +315,11 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 def parameters_of(*outputs: Tensor) -> list[Tensor]:
     """Return the leaves of the graph that outputs depend on: parameters, and inputs that require a gradient."""
-    leaves = (getattr(node, "variable", None) for node in _ancestors(_nodes(outputs)))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return _leaves(_nodes(outputs))
+
+
+def _leaves(nodes: Iterable[Node]) -> list[Tensor]:
+    return [node.variable for node in _ancestors(nodes) if hasattr(node, "variable")]
 
 
 def _nodes(value: Any) -> Iterator[Node]:
@@ -328,30 +333,12 @@ def _nodes(value: Any) -> Iterator[Node]:
             yield from _nodes(part)
 
 
-def _reached(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
+    """Return nodes of a graph and all that they were computed from."""
     found = dict.fromkeys(nodes)
     stack = list(found)
     while stack:
-        for node in following(stack.pop()):
-            if node not in found:
-                found[node] = None
-                stack.append(node)
+        new = [node for node, _ in stack.pop().next_functions if node is not None and node not in found]
+        found.update(dict.fromkeys(new))
+        stack += new
     return found
-
-
-def _before(node: Node) -> list[Node]:
-    return [before for before, _ in node.next_functions if before is not None]
-
-
-def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
-    return _reached(nodes, _before)
-
-
-def _depending(nodes: Collection[Node], leaves: set[int]) -> set[Node]:
-    """Return those of the nodes of a graph that were computed from some of its leaves."""
-    users: dict[Node, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for before in _before(node):
-            users[before].append(node)
-    ours = (node for node in nodes if id(getattr(node, "variable", None)) in leaves)
-    return set(_reached(ours, lambda node: users[node]))
