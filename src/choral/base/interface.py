@@ -49,11 +49,6 @@ class Interface(Value):
     avoids: tuple[str, ...] = ()
     scale: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types; what a dry run found is left out where it says nothing."""
-        found = super().to_dict()
-        return {n: v for n, v in found.items() if v or n not in ("first", "last", "avoids", "scale")}
-
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""
         if self.spread:

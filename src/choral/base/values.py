@@ -277,7 +277,7 @@ class _Checked(ABCMeta):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Return a value of checked arguments."""
             args, kwargs = _of_python(args), _of_python(kwargs)
-            name, hints = cls.__name__, _hints(cls.__name__)
+            name, hints = cls.__name__, _hints(cls)
             given = bound(name, _signature(cls), args, kwargs).arguments
             check_types(name, {n: v for n, v in given.items() if is_plain(hints.get(n))}, hints)
             made = super().__call__(*args, **kwargs)
@@ -317,7 +317,6 @@ class Value(metaclass=_Checked):
                 f"a value named {cls.__name__!r} is defined in {other.__module__} already; give another name."
             )
         KINDS[cls.__name__] = cls
-        _hints.cache_clear()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict of JSON types: the kind and every field."""
@@ -356,7 +355,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"kind {kind!r} is not known; {', '.join(sorted(KINDS))} are.{did_you_mean(str(kind), KINDS)}")
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
-    check_types(kind, given, _hints(kind))
+    check_types(kind, given, _hints(KINDS[kind]))
     return KINDS[kind](**given)
 
 
@@ -377,9 +376,9 @@ def _signature(cls: type) -> inspect.Signature:
 
 
 @functools.cache
-def _hints(kind: str) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     try:
-        return get_type_hints(KINDS[kind], include_extras=True)
+        return get_type_hints(kind, include_extras=True)
     except NameError:  # a class of the user's own, whose annotations are not importable
         return {}
 
