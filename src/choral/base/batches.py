@@ -19,10 +19,10 @@ from choral.base.types import Params
 
 def tensor_of(value: Any) -> Tensor:
     """Return an array, or whatever numpy makes one of, as a tensor that shares its memory where that can be written into."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_complex():
         return value.detach()
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
-    if array.dtype.kind in "USO":
+    if array.dtype.kind in "USOc":
         raise InputError(f"values such as {value!r:.40} are given; give numbers.")
     wide = array.dtype.char == "g"  # wider than torch knows
     array = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)

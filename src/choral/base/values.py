@@ -100,7 +100,7 @@ RULES: dict[str, Any] = {
 
 def typed(function: Callable[P, R], *, of_plain: bool = False) -> Callable[P, R]:
     """Let a function refuse wrong arguments before it begins, those of plain annotations or all, and take arrays for tensors."""
-    signature, hints = inspect.signature(function), _annotations(function, of_plain)
+    signature, hints = inspect.signature(function), annotations(function, of_plain=of_plain)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     arrays = [n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)]
 
@@ -128,12 +128,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def check_options(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise InputError for wrong options that one function hands on to another, which takes them by name."""
-    check_types(where, options, _annotations(function, of_plain=True))
-
-
-def _annotations(function: Callable[..., Any], of_plain: bool) -> dict[str, Any]:
+def annotations(function: Callable[..., Any], *, of_plain: bool) -> dict[str, Any]:
     """Return what a function's arguments accept; annotations in quotes are not looked up and accept anything."""
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -172,13 +167,12 @@ def check_types(where: str, values: Mapping[str, Any], hints: Mapping[str, Any])
 
 def _tensor(where: str, name: str, value: Any) -> Tensor:
     """Return an array as a tensor; InputError if it holds something else than real numbers."""
+    if isinstance(value, Tensor) and not value.is_complex():
+        return value
     try:
-        found = value if isinstance(value, Tensor) else tensor_of(value)
+        return tensor_of(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give a tensor of numbers.") from error
-    if found.is_complex():
-        raise InputError(f"{where}: {name} holds complex numbers; give real ones.")
-    return found
+        raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give a tensor of real numbers.") from error
 
 
 @functools.cache
