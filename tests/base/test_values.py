@@ -112,7 +112,7 @@ class Narrower(Limited):
     [
         (lambda: Limited(share=1.5), "Limited: share is 1.5; give a share from 0 to 1"),
         (lambda: Limited(sizes=(3, 0)), r"sizes is \(3, 0\); give a tuple, each a whole number of 1 or more"),
-        (lambda: Limited(sizes=(2.5,)), "whole number of 1 or more"),
+        (lambda: from_dict({"kind": "Limited", "sizes": [2.5]}), "whole number of 1 or more"),
         (lambda: Limited(rate=1.0), "rate is 1.0; give a rate above 1, or None"),
         (lambda: Narrower(share=0.6), "less than a half"),
         (lambda: from_dict({"kind": "Limited", "share": -0.1}), "share is -0.1"),
