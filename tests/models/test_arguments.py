@@ -14,7 +14,7 @@ from choral.models.spec import blocks
         (mlp, {"inputs": True, "outputs": 1}, "mlp: inputs is True"),
         (mlp, {"inputs": 1, "outputs": 1, "hidden": 50}, "mlp: hidden is 50"),
         (mlp, {"inputs": 1, "outputs": 1, "norm": "bach"}, "norm is 'bach'; give 'batch' or 'layer' or None"),
-        (mlp, {"inputs": 1, "outputs": 1, "dropout": float("nan")}, "dropout is nan"),
+        (mlp, {"inputs": 1, "outputs": 1, "dropout": float("nan")}, "dropout=nan"),
         (lenet, {"size": "XL"}, "lenet: size is 'XL'"),
         (resnext50, {"group_width": 1.5}, "resnext50: group_width is 1.5"),
     ],

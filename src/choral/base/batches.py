@@ -122,7 +122,11 @@ def in_words(batch: Batch) -> str:
 
 
 def described(batch: Batch) -> Any:
-    """Return structure, shapes of one row and types as plain values, from which `made_up` makes such a batch."""
+    """Return structure, shapes of one row and types as plain values, from which `made_up` makes such a batch.
+
+    >>> described((torch.zeros(8, 3),))
+    {'tuple': [{'shape': [3], 'type': 'float32'}]}
+    """
     match batch:
         case Tensor():
             return {"shape": list(batch.shape[1:]), "type": _type_name(batch.dtype)}

@@ -149,6 +149,8 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
 
     >>> unknown_argument("fit", "sead", ["data", "seed"])
     "fit has no argument 'sead'; it takes data, seed. Did you mean 'seed'?"
+    >>> unknown_argument("fit", "verbose", ["data", "progress"])
+    "fit has no argument 'verbose'; write progress=True or progress=False."
     """
     names = list(known)
     if name not in HINTS:

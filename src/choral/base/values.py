@@ -315,21 +315,20 @@ class Value(metaclass=_Checked):
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict of JSON types: the kind and every field."""
         assert is_dataclass(self), f"{type(self).__name__} must be a dataclass"
-        return {"kind": type(self).__name__} | {f.name: encoded(getattr(self, f.name)) for f in fields(self)}
+        return {"kind": type(self).__name__} | {f.name: _encode(getattr(self, f.name)) for f in fields(self)}
 
 
-def encoded(item: Any) -> Any:
-    """Return a value of numbers, words and values as JSON types."""
-    match _of_python(item):
+def _encode(item: Any) -> Any:
+    match item:
         case Value():
             return item.to_dict()
-        case tuple() | list() as parts:
-            return list(map(encoded, parts))
-        case Mapping() as parts:
-            return {str(k): encoded(v) for k, v in parts.items()}
-        case None | str() | int() | float() as plain:
-            return plain
-    raise InputError(f"{item!r} cannot be written into a file; give numbers or strings, and name layers by patterns.")
+        case tuple() | list():
+            return [_encode(i) for i in item]
+        case Mapping():
+            return {str(k): _encode(v) for k, v in item.items()}
+        case None | str() | int() | float():
+            return item
+    raise InputError(f"{item!r} cannot be written into a plan; give numbers or strings, and name layers by patterns.")
 
 
 def _decode(item: Any) -> Any:

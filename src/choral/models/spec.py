@@ -7,13 +7,15 @@ ensemble can rebuild it by name.
 import copy
 import functools
 import inspect
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec
 
 from torch import nn
 
 from choral.base.errors import ChoralError, InputError
-from choral.base.values import bound, encoded, is_whole, typed
+from choral.base.values import bound, is_whole, typed
 
 Activation = Literal["relu", "tanh", "sigmoid", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -63,6 +65,20 @@ _ATTRIBUTE = "_choral_spec"
 _Arguments = ParamSpec("_Arguments")
 
 
+def _plain(name: str, value: Any) -> Any:
+    """Return the value in JSON types."""
+    match value:
+        case None | bool() | str():
+            return value
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real() if math.isfinite(value):
+            return float(value)
+        case list() | tuple():
+            return [_plain(name, item) for item in value]
+    raise InputError(f"{name}={value!r} cannot be saved; give finite numbers, strings, None or tuples of these.")
+
+
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
@@ -82,7 +98,7 @@ def zoo(build: Callable[_Arguments, nn.Module]) -> Callable[_Arguments, nn.Modul
             value = given.arguments[name]
             if not all(is_whole(v, least) for v in (value if isinstance(value, tuple | list) else [value])):
                 raise InputError(f"{build.__name__}: {name} is {value!r}; give whole numbers of {least} or more.")
-        arguments = {name: encoded(value) for name, value in given.arguments.items()}
+        arguments = {name: _plain(f"{build.__name__}: {name}", value) for name, value in given.arguments.items()}
         try:
             network = made(**{name: _tuples(value) for name, value in arguments.items()})  # type: ignore[call-arg]  # all by name
         except ChoralError:
