@@ -91,5 +91,5 @@ def test_calls_know_what_reads_the_input_and_what_the_output_needs():
     with Calls(network, ["one", "two", "bare", "last", "idle"]) as calls:
         output = network(A)
     found = {call.layer: (call.reads_input, call.needed) for call in calls.of(output)}
-    assert {name for name, (reads, _) in found.items() if reads} == {"one", "two", "idle"}
+    assert {name for name, (reads, _) in found.items() if reads} == {"", "one", "two", "idle"}
     assert {name for name, (_, needed) in found.items() if not needed} == {"idle"}

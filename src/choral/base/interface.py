@@ -283,7 +283,7 @@ class Calls:
             Called(
                 layer=self._names[module],
                 needed=needed is None or not found or not needed.keys().isdisjoint(found),
-                reads_input=module in layers and bare.isdisjoint(map(id, _leaves(given))),
+                reads_input=bare.isdisjoint(map(id, _leaves(given))),
             )
             for module, given, found in self._made
         ]

@@ -80,7 +80,7 @@ NotNegative = Annotated[float, Limit(lambda given: 0 <= given < math.inf, "a fin
 Share = Annotated[float, Limit(lambda given: 0 <= given <= 1, "a share from 0 to 1")]
 Finite = Annotated[float, Limit(math.isfinite, "a finite number")]
 BelowOne = Annotated[float, Limit(lambda given: 0 <= given < 1, "a number from 0 to below 1")]
-Inside = Annotated[float, Limit(lambda given: 0 < given < 1, "a number above 0 and below 1")]
+Inside = Annotated[float, Limit(lambda given: 0 < given < 1, "a number between 0 and 1, ends excluded")]
 Count = Annotated[int, Limit(lambda given: given >= 1, "a whole number of 1 or more")]
 Whole = Annotated[int, Limit(lambda given: given >= 0, "a whole number of 0 or more")]
 _PATH = Limit(_is_path, "a path, with the home folder written out (Path.home()) where it would begin with ~")

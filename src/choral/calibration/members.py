@@ -57,6 +57,10 @@ class Temperature(Correction):
     rank: ClassVar[int] = 1
     temperatures: tuple[Positive, ...] = (1.0,)
 
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise InputError("temperatures is empty; give one for all members, or one for each.")
+
     def corrected(self, prediction: Any) -> Any:
         return prediction.cooled(self)
 

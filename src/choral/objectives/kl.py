@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.types import Params, Slots
-from choral.base.values import Limit, NotNegative, Positive, Share
+from choral.base.values import Inside, NotNegative, Positive, Share
 from choral.objectives.penalties import Penalty
 
 MEAN, RHO = "_mean", "_rho"
@@ -241,7 +241,7 @@ class SpikeSlabKL(_KL):
         appendix A.
     """
 
-    inclusion: Annotated[float, Limit(lambda p: 0 < p < 1, "a number between 0 and 1")] = 1e-4
+    inclusion: Inside = 1e-4
 
     def terms(self, params: Params) -> list[Tensor]:
         gates = [g for name, g in params.items() if name == GATE or name.endswith("." + GATE)]
