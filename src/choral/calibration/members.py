@@ -20,14 +20,7 @@ from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import NotNegative, Positive, Value
 from choral.metrics.classification import logits_nll
-from choral.metrics.inputs import (
-    checked_finite,
-    checked_labels,
-    checked_weights,
-    double,
-    mixture_log,
-    row_chunks,
-)
+from choral.metrics.inputs import checked_finite, checked_labels, checked_weights, double, mixture_log, row_chunks
 
 _COLDEST, _HOTTEST = 0.05, 20.0
 

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from choral.base import batches
 from choral.base.batches import Batch
+from choral.base.devices import is_processor
 from choral.base.draws import Part
 from choral.base.errors import InputError
 from choral.base.interface import Calls
@@ -150,13 +151,13 @@ def operations(network: nn.Module, counted: "Counting", rows: int) -> float:
     return max(counted.total / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
 
 
-def threads_for(operations: float, rows: int, *, together: int = 1) -> int:
+def threads_for(operations: float, rows: int, device: torch.device, *, together: int = 1) -> int:
     """Return the number of threads for forward passes of some rows: one for small ones, all that the user allows for others.
 
     An MLP of 3 x 128, batch 128, trains 1.27 times slower with two threads than with one, and 3.7 times on a busy machine.
     `operations` are those of one row and network; `together` counts networks whose products are one operation.
     """
-    small = _SMALL if together == 1 else _SMALL_STACK
+    small = (_SMALL if together == 1 else _SMALL_STACK) if is_processor(device) else 0
     return 1 if operations * together * rows < small else torch.get_num_threads()
 
 
@@ -191,8 +192,7 @@ class Parts:
     @property
     def environment(self) -> dict[str, int]:
         """What decides the last bits of sums, where it is not the usual."""
-        found = {"processes": self.size, "accumulate": self.accumulate}
-        return {name: count for name, count in found.items() if count > 1}
+        return {n: count for n, count in (("processes", self.size), ("accumulate", self.accumulate)) if count > 1}
 
     def agreed(self, value: T) -> T:
         """Return the first process's value."""

@@ -1,4 +1,4 @@
-"""How masks are made: drawn at random, shared out among members, by magnitude, and by the drop-and-grow step of sparse training.
+"""Which weights masks are made for, and how they are made: drawn at random, shared out among members, by magnitude, and by the drop-and-grow step of sparse training.
 
 A cell is what a mask keeps or removes as a whole: with unit `connection` one weight, with unit `neuron` one output row, shared by all layers
 of a tied group, with unit `layer` all weights of a layer or tied group. The mask makers only ever choose among cells, so they are written once
@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from choral.base.errors import InputError, did_you_mean
+from choral.base.interface import Called
+from choral.base.text import fitting
 from choral.base.types import Params
 from choral.base.values import Share
 
@@ -362,3 +365,88 @@ def total_distance(masks: Sequence[Mapping[str, Tensor]]) -> float:
     """
     rows = [torch.cat([mask.flatten() for mask in one.values()]) for one in masks]
     return sum(float((one != other).sum()) ** 0.5 for one in rows for other in rows)
+
+
+_ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+def prunable(
+    network: nn.Module,
+    *,
+    unit: Unit = "connection",
+    keep_classifier: bool = True,
+    keep_first: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    calls: Sequence[Called] = (),
+) -> list[str]:
+    """Return the names of the weights to mask: those of convolutions and linear layers, without the classifier.
+
+    Biases and normalization layers are kept whole. The weights inside `nn.MultiheadAttention` and of recurrent layers count as
+    linear ones for connections, and are left alone for neurons and layers, as are transposed convolutions. Weights under a parametrization (weight_norm),
+    `nn.Bilinear` and bare parameters are left alone unless `include` names them.
+
+    Args:
+        network: any network; it is not changed.
+        unit: `connection`, `neuron` or `layer`.
+        keep_classifier: leave out the last layer.
+        keep_first: leave out the first layer.
+        include: patterns of further parameters to mask (a bias, a norm, the classifier).
+        exclude: patterns of parameters to leave out; they win over all else. Frozen parameters are always left out.
+        calls: of the network's modules on an input (`choral.base.interface.executed`); with them, first and last mean the order of
+            execution, else the order in which the network declares its layers.
+
+    >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    ['0.weight', '2.weight']
+    """
+    layers = _layers(network)
+    called = [call for call in calls if call.layer in layers]
+    order = [call.layer for call in called if call.needed] or list(layers)
+    aside = {call.layer for call in called} - set(order)  # their outputs are not used
+    suited = [name for name in layers if name not in aside and _fits(network, name, unit)]
+    chosen = {weight for name in suited for weight in layers[name]}
+    if keep_classifier and order:
+        chosen -= set(layers[order[-1]])
+    if keep_first and order:
+        chosen -= set(layers[order[0]])
+    parameters = [name for name, _ in network.named_parameters()]
+    asked, left = set(fitting(parameters, include, "include")), set(fitting(parameters, exclude, "exclude"))
+    rows = {weight for name, weights in layers.items() for weight in weights if _fits(network, name, "neuron")}
+    if unit != "connection" and asked - rows:
+        raise InputError(
+            f"include: {sorted(asked - rows)[0]!r} has no neurons; unit='{unit}' takes convolutions and linear layers."
+        )
+    frozen = {name for name, p in network.named_parameters() if not p.requires_grad}
+    return [name for name in parameters if name in (chosen | asked) - frozen - left]
+
+
+def _layers(network: nn.Module) -> dict[str, list[str]]:
+    """Return the weight names of every convolution, linear, attention and recurrent layer, in the order of declaration."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    layers: dict[str, list[str]] = {}
+    for name, module in network.named_modules():
+        match module:
+            case nn.MultiheadAttention():
+                parts: tuple[str, ...] = _ATTENTION_WEIGHTS
+            case nn.Linear() | _ConvNd():
+                parts = ("weight",)
+            case nn.RNNBase() | nn.RNNCellBase():
+                parts = tuple(n for n, p in module.named_parameters(recurse=False) if p.dim() > 1)
+            case _:
+                continue
+        own = dict(module.named_parameters(recurse=False))
+        weights = [names[id(own[part])] for part in parts if part in own]
+        if weights:
+            layers[name] = weights
+    return layers
+
+
+def _fits(network: nn.Module, layer: str, unit: Unit) -> bool:
+    if unit == "connection":
+        return True
+    module = network.get_submodule(layer)
+    inside_attention = layer.endswith("out_proj") and isinstance(
+        network.get_submodule(layer.rpartition(".")[0]), nn.MultiheadAttention
+    )
+    apart = (nn.MultiheadAttention, _ConvTransposeNd, nn.RNNBase, nn.RNNCellBase)
+    return not isinstance(module, apart) and not inside_attention

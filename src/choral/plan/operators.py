@@ -1,4 +1,4 @@
-"""Operators: starting, bagging, holding out folds, averaging and recalibrating one network's state."""
+"""Operators: bagging, holding out folds, averaging and recalibrating one network's state."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
@@ -19,29 +19,6 @@ from choral.plan.walk import Place, Visitor, walk
 SUBSET = slot("subset", Role.SUBSET)
 HELD = slot("held", Role.HELD)
 _TRIMMED = 0.01  # of the points may be left out of a branch so that all branches have equally many
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reset(Starter):
-    """Build the network again with the seed of this place, so nothing is left over from before."""
-
-    def begin(self, context: Context) -> State:
-        return context.fresh()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start(Starter):
-    """Take the weights of the network the user handed over."""
-
-    takes_given: ClassVar[bool] = True
-
-    def begin(self, context: Context) -> State:
-        given = context.given()
-        if given is None:
-            raise PlanError(
-                "Start needs trained weights, but fit was given a factory; hand over the trained nn.Module itself."
-            )
-        return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +218,7 @@ def in_folds(plan: Phase, folds: int) -> Phase:
     Members that are branches of a fork, or of several one after the other, hold out one part each, in turn; any other plan, also of
     one branch, is run once for each part.
 
+    >>> from choral.plan.phases import Reset
     >>> in_folds(fork(4, Reset(), Collect()), 2)
     Fork(branches=4, body=Seq(phases=(Reset(), Fold(folds=2, first=0), Collect())), variants=(), space=None)
     """
@@ -279,6 +257,7 @@ def _holding_out(phase: Phase, fold: Fold) -> Phase:
 def folds_of(plan: Phase) -> list[int | None]:
     """Return the part that each collected network holds out, in plan order; None for those that hold out none.
 
+    >>> from choral.plan.phases import Reset
     >>> folds_of(in_folds(fork(4, Reset(), Collect()), 2))
     [0, 1, 0, 1]
     """

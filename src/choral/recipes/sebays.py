@@ -12,8 +12,8 @@ from choral.base.errors import InputError
 from choral.base.values import Count
 from choral.objectives.kl import GATE, FrozenKL
 from choral.plan.bayes import CompactGates, FreezeGates, Perturb, ResetStds
-from choral.plan.operators import Recalibrate, Reset
-from choral.plan.phases import Collect, Operator, fork, repeat, seq
+from choral.plan.operators import Recalibrate
+from choral.plan.phases import Collect, Operator, Reset, fork, repeat, seq
 from choral.plan.schedules import Constant, Cosine, Linear, Schedule, Steps
 from choral.recipes.bnn import VARIATIONAL, gaussian, settings
 from choral.recipes.recipe import Combine, Recipe, arguments_of

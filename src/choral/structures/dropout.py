@@ -10,9 +10,8 @@ from choral.base.errors import ConversionError, InputError
 from choral.base.values import BelowOne, Count
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, DroppedOutput, find_rows
-from choral.layers.convert import holds, layers_of, swap
+from choral.layers.convert import ends_of, holds, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import OneMember, Selective
 
 

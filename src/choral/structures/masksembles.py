@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.values import Limit
-from choral.layers.convert import convert, swap
+from choral.layers.convert import convert, ends_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.layers import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import member_norm
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import JointStructure, Selective
 
 

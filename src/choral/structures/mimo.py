@@ -14,10 +14,9 @@ from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.values import Count, Share
-from choral.layers.convert import first_layers, holds_frozen, tied_layers
+from choral.layers.convert import ends_of, first_layers, holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import Structure
 
 _ENDS = "_mimo_ends"

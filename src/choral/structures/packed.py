@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from choral.base.values import Count, Positive
-from choral.layers.packed.networks import ends_of, pack
+from choral.layers.convert import ends_of
+from choral.layers.packed.networks import pack
 from choral.structures.base import JointStructure
 
 SMALL = 256

@@ -12,11 +12,10 @@ from choral.base.text import fitting, matches
 from choral.base.values import Count
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
-from choral.layers.convert import holds_frozen, swap, tied_layers, within
+from choral.layers.convert import ends_of, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.functional import NORMS, own_kind
 from choral.layers.packed.layers import PACKABLE
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import OneMember, Selective
 
 

@@ -14,12 +14,12 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.text import fitting
 from choral.base.values import Count, Positive
-from choral.layers.convert import first_layers, layers_of, output_last, swap
+from choral.layers.convert import ends_of, first_layers, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint, Kernel
 from choral.layers.kernels.packed import course_of, run_abreast, surroundings
 from choral.layers.packed.layers import PACKABLE, PackedLayer
-from choral.layers.packed.narrow import ENDS, Narrowing, Place, Width
+from choral.layers.packed.narrow import Narrowing, Place, Width
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -152,18 +152,6 @@ def _places(network: nn.Module, first: Sequence[str], last: Sequence[str], leads
         )
         for name, here in order.items()
     }
-
-
-def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers with inputs and outputs, in the order of registration, without those inside an attention; at the end the one
-    that gives the output, where a dry run showed that another is registered last.
-
-    >>> [name for name, _ in ends_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))]
-    ['0', '2']
-    """
-    inside = [name + "." for name, _ in layers_of(network, (nn.MultiheadAttention,))]
-    found = {n: m for n, m in layers_of(network, ENDS) if not n.startswith(tuple(inside))}
-    return [(name, found[name]) for name in output_last(list(found))]
 
 
 def _block_leads(network: nn.Module) -> set[str]:
