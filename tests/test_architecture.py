@@ -54,21 +54,21 @@ ORDER = [
 
 BUDGETS = {
     "": 1093,  # the modules beside the packages; 350 are choral.plots
-    "base": 2202,
+    "base": 2009,
     "masks": 568,
     "corruptions": 605,
     "metrics": 998,
     "calibration": 649,
     "predictions": 1423,
-    "objectives": 1799,
+    "objectives": 1783,
     "layers": 3417,
     "compaction": 1204,
-    "structures": 1232,
+    "structures": 1228,
     "models": 856,
-    "plan": 3046,
-    "recipes": 2361,
+    "plan": 3018,
+    "recipes": 2351,
     "data": 1741,
-    "tables": 2467,
+    "tables": 2463,
     "engine": 5195,
     "cluster": 939,
     "deploy": 1339,  # 575 are the server
@@ -76,7 +76,7 @@ BUDGETS = {
     "testing": 331,
     "report": 912,
     "comparison": 1108,
-    "sklearn": 609,
+    "sklearn": 605,
     "cli": 1430,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""

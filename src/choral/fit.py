@@ -121,7 +121,8 @@ def check_options(function: str, own: Iterable[str], options: Mapping[str, Any])
     for name in options:
         if name not in known:
             raise InputError(unknown_argument(function, name, known))
-    values.check_options(function, fit, {n: v for n, v in options.items() if n not in own})
+    given = {n: v for n, v in options.items() if n not in own}
+    values.check_types(function, given, values.annotations(fit, of_plain=True))
 
 
 @guarded

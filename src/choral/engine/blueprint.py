@@ -17,7 +17,7 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.errors import InputError
-from choral.base.interface import Interface, evaluating, is_lazy, with_ends
+from choral.base.interface import Interface, evaluating, is_lazy
 from choral.base.types import Build, Builds, Params
 from choral.engine.identity import fingerprint
 from choral.layers.convert import as_linear, layers_of
@@ -170,7 +170,7 @@ class Blueprint:
 
     def _converted(self, network: nn.Module, seed: int, *place: int | str, kept: bool) -> nn.Module:
         structure = self.structure.keeping() if kept else self.structure
-        with rng.seeded(seed, *place, "convert"), with_ends(self.interface.first, self.interface.last):
+        with rng.seeded(seed, *place, "convert"), draws.under(ends=(self.interface.first, self.interface.last)):
             joint = structure.convert(network, rng.generator(seed, *place, "structure"))
         if isinstance(joint, Joint):
             joint.avoid(self.interface.avoids)

@@ -16,12 +16,12 @@ from torch.func import vmap
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
-from choral.base.draws import Kept
 from choral.engine.blueprint import filled
 from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import Counting, operations, threads_for, using
 from choral.engine.task import Task
 from choral.engine.trainers import UNMAPPED
+from choral.layers.bayesian.sampling import Kept
 from choral.layers.convert import call_with, ties_of
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)

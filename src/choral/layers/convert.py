@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from choral.base import draws
 from choral.base.errors import ConversionError
-from choral.base.interface import output_last
 from choral.base.text import fitting, matches
 from choral.layers.functional import WEIGHTED, Twin, emptied, filled, numbers, same_results
 from choral.layers.packed.layers import GroupedLinear
@@ -243,6 +243,23 @@ def _refuse_hooks(name: str, module: nn.Module) -> None:
         raise ConversionError(
             f"layer {name!r} ({type(module).__name__}) carries hooks, which would be lost; remove them, or keep the layer with exclude=({name!r},)."
         )
+
+
+def first_layers(names: Sequence[str]) -> list[str]:
+    """Return the layers that read the inputs: those that a dry run found, none perhaps, or the one that is declared first."""
+    found = draws.now().ends[0]
+    return [n for n in found if n in names] if found else list(names[:1])
+
+
+def output_last(names: Sequence[str]) -> list[str]:
+    """Return layers in the order of declaration, but the one that gives the output, if it is known, at the end.
+
+    >>> with draws.under(ends=((), "head")):
+    ...     output_last(["head", "body", "aside"])
+    ['body', 'aside', 'head']
+    """
+    last = draws.now().ends[1]
+    return [*(n for n in names if n != last), last] if last in names else list(names)
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -21,6 +21,7 @@ from choral.base.errors import InputError, did_you_mean
 from choral.base.interface import Called
 from choral.base.text import fitting
 from choral.base.types import Params
+from choral.base.values import Share
 
 Masks = dict[str, Tensor]
 Shapes = Mapping[str, Sequence[int]]
@@ -311,7 +312,7 @@ def regrow(
     weights: Params,
     gradients: Params | None = None,
     *,
-    rate: float,
+    rate: Share,
     generator: torch.Generator | None = None,
 ) -> Masks:
     """Return masks after one drop-and-grow step; every layer keeps its number of weights.
@@ -336,8 +337,6 @@ def regrow(
     >>> regrow(masks, weights, {"a": torch.tensor([9.0, 0.0, 0.5, -1.0])}, rate=0.5)["a"].tolist()
     [False, True, False, True]
     """
-    if not 0.0 <= rate <= 1.0:
-        raise InputError(f"rate={rate} is not a share; give a number from 0 to 1.")
     if gradients is None and generator is None:
         raise InputError("regrow needs gradients to grow by their size, or a generator to grow at random; got neither.")
     grown: Masks = {}

@@ -1,14 +1,14 @@
 """Operators: bagging, holding out folds, averaging and recalibrating one network's state."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
 
 from choral.base import draws
 from choral.base.errors import PlanError
-from choral.base.values import Limit, Limits
+from choral.base.values import Limit
 from choral.layers.bayesian.patched import DrawnStatistics
 from choral.layers.convert import layers_of
 from choral.plan.cost import begun
@@ -30,10 +30,7 @@ class Bag(Operator):
         replace: draw with replacement (the bootstrap) instead of a subset.
     """
 
-    limits: ClassVar[Limits] = {
-        "fraction": Limit(lambda part: 0 < part <= 1, "a part of the points, above 0 and at most 1")
-    }
-    fraction: float = 0.9
+    fraction: Annotated[float, Limit(lambda part: 0 < part <= 1, "a part of the points, above 0 and at most 1")] = 0.9
     replace: bool = False
     gives: ClassVar[tuple[str, ...]] = (SUBSET,)
     foreseen: ClassVar[bool] = True
@@ -163,8 +160,7 @@ class RecalibrateDraws(Operator):
         points: training points each pass is estimated on, drawn at random; all of them if there are fewer.
     """
 
-    limits: ClassVar[Limits] = {"points": Limit(lambda points: points >= 2, "2 or more")}
-    points: int = 1024
+    points: Annotated[int, Limit(lambda count: count >= 2, "2 or more")] = 1024
 
     def apply(self, state: State, context: Context) -> State:
         network = context.network(state)
@@ -196,8 +192,7 @@ class Fold(Operator):
         first: the part that branch 0 holds out.
     """
 
-    limits: ClassVar[Limits] = {"folds": Limit(lambda folds: folds >= 2, "2 or more")}
-    folds: int
+    folds: Annotated[int, Limit(lambda count: count >= 2, "2 or more")]
     first: int = 0
     gives: ClassVar[tuple[str, ...]] = (SUBSET, HELD)
     foreseen: ClassVar[bool] = True

@@ -22,14 +22,13 @@ from choral.base.batches import Batch
 from choral.base.errors import InputError, PlanError
 from choral.base.interface import Called
 from choral.base.types import Params
-from choral.base.values import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Limit, Limits, Value
+from choral.base.values import Count, Finite, Positive, Share, Value, Whole
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.early_stopping import Select
 from choral.plan.optimizers import SGD, Optimizer
 from choral.plan.schedules import Constant, Schedule
 from choral.plan.state import State
 
-FINITE = Limit(math.isfinite, "a finite number")
 OF_STEPS = ("rate", "dropout", "smoothing")
 """Settings of a training step besides those of its optimizer."""
 
@@ -91,9 +90,8 @@ class Span(Value, ABC):
 class _Between(Span, ABC):
     """A number between two."""
 
-    limits: ClassVar[Limits] = {"low": FINITE, "high": FINITE}
-    low: float
-    high: float
+    low: Finite
+    high: Finite
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,8 @@ class Uniform(_Between):
 class LogUniform(_Between):
     """A number between two above 0, all orders of magnitude alike."""
 
-    limits: ClassVar[Limits] = {"low": POSITIVE, "high": POSITIVE}
+    low: Positive
+    high: Positive
 
     def draw(self, generator: torch.Generator) -> float:
         return self.low * (self.high / self.low) ** _uniform(generator)
@@ -296,12 +295,11 @@ class Every(Value):
         start: fraction of the phase that must have passed; stop: fraction after which it rests.
     """
 
-    limits: ClassVar[Limits] = {"count": COUNT, "start": SHARE, "stop": SHARE}
-    count: int
+    count: Count
     phase: Operator
     unit: Literal["steps", "epochs"] = "steps"
-    start: float = 0.0
-    stop: float = 1.0
+    start: Share = 0.0
+    stop: Share = 1.0
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether it is due after `finished` of `total` units.
@@ -334,12 +332,11 @@ class Train(Phase):
     """
 
     visit = "train"
-    limits: ClassVar[Limits] = {"epochs": NOT_NEGATIVE, "batch_size": NOT_NEGATIVE}
 
-    epochs: int
+    epochs: Whole
     schedule: Schedule = Constant(0.1)
     optimizer: Optimizer = SGD()
-    batch_size: int = 128
+    batch_size: Whole = 128
     memory: Literal["fresh", "carried"] = "fresh"
     every: tuple[Every, ...] = ()
     annealing: bool = True
@@ -369,8 +366,7 @@ class Seq(Phase):
 class Repeat(Phase):
     """A phase several times, each from the state the one before left."""
 
-    limits: ClassVar[Limits] = {"times": NOT_NEGATIVE}
-    times: int
+    times: Whole
     body: Phase
 
     @property
@@ -393,14 +389,12 @@ class Fork(Phase):
         space: where branches draw their settings from instead.
     """
 
-    limits: ClassVar[Limits] = {"branches": COUNT}
-    branches: int
+    branches: Count
     body: Phase
     variants: tuple[Variant, ...] = ()
     space: Space | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.variants and (len(self.variants) != self.branches or self.space is not None):
             raise InputError(
                 f"fork has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead."

@@ -9,6 +9,7 @@ from torch import nn
 from choral.base import rng
 from choral.base.errors import ConversionError
 from choral.base.text import fitting, matches
+from choral.base.values import Count
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
 from choral.layers.convert import ends_of, holds_frozen, swap, tied_layers, within
@@ -49,7 +50,7 @@ class Patched(Selective, OneMember):
         136
     """
 
-    draws: int = 50
+    draws: Count = 50
     undecayed: ClassVar[tuple[str, ...]] = ("*mixing",)
     mixture: Mixture = field(default_factory=Mixture)
     mixtures: tuple[tuple[str, Mixture], ...] = ()

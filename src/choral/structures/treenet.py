@@ -62,7 +62,6 @@ class TreeNet(JointStructure):
     branches: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.start and self.branches:
             raise InputError(f"TreeNet: start={self.start!r} and branches={self.branches}; give one of the two.")
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError
-from choral.base.interface import first_layers
+from choral.base.errors import ConversionError
 from choral.base.text import fitting
-from choral.layers.convert import ends_of, swap
+from choral.base.values import Count, Positive
+from choral.layers.convert import ends_of, first_layers, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint, Kernel
 from choral.layers.kernels.packed import course_of, run_abreast, surroundings
@@ -65,8 +65,8 @@ def pack(
     network: nn.Module,
     *,
     members: int,
-    width: float = 2,
-    subgroups: int = 1,
+    width: Positive = 2,
+    subgroups: Count = 1,
     minimum_channels: int = 64,
     whole_block_starts: bool = True,
     kernel: Kernel = "auto",
@@ -100,8 +100,6 @@ def pack(
         0      Linear  8 -> 64  8 -> 32  1
         2      Linear  64 -> 3  32 -> 3  1
     """
-    if width <= 0 or subgroups < 1:
-        raise InputError(f"width is {width} and subgroups {subgroups}; give a width above 0 and 1 subgroup or more.")
     places = _places(network, first, last, _block_leads(network) if whole_block_starts else set())
     n = Narrowing(
         members=members,
