@@ -50,6 +50,7 @@ def note(frame: FrameType, event: str, _: Any) -> None:
     last = module
 
 
+torch.manual_seed(0)
 x, y, fit = torch.randn(256, 8), torch.arange(256) % 3, choral.fit  # which loads its modules
 sys.setprofile(note)
 fit(Net, (x, y), prune_and_tune(members=4, epochs=10), progress=False)

@@ -25,9 +25,8 @@ from choral.engine.flops import Flops
 from choral.engine.job import Job
 from choral.engine.run import Run, cut
 from choral.engine.task import make_task
-from choral.engine.validation import Rules
 from choral.fit import fit
-from choral.plan import Adam, Collect, Constant, Reset, Train, fork, seq
+from choral.plan import Adam, Collect, Constant, EarlyStopping, Reset, Train, fork, seq
 from choral.recipes.recipe import Recipe
 from machine import write
 
@@ -116,7 +115,7 @@ def engine_overhead(repeats: int) -> dict[str, float]:
     counted.train(None)
 
     def through() -> None:
-        job = Job(recipe, task, source, None, Rules(), {}, 0)
+        job = Job(recipe, task, source, None, EarlyStopping(patience=None, restore_best=False), {}, 0)
         run = Run(job=job, leaves=cut(job.recipe.plan, 1), store=MemberStore(), checkpoints=None, log=Log())
         run.flops = counted  # once for a whole run, not part of a step
         run.execute()

@@ -31,8 +31,8 @@ from choral import models
 from choral.base import draws
 from choral.engine.trainers import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
+from choral.layers.convert import ends_of
 from choral.layers.joint.network import channels_last
-from choral.layers.packed.networks import ends_of
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
 from machine import RESULTS, write
 

@@ -53,30 +53,30 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1088,  # the modules beside the packages; 350 are choral.plots
-    "base": 2202,
-    "masks": 570,
+    "": 1090,  # the modules beside the packages; 350 are choral.plots
+    "base": 2009,
+    "masks": 563,
     "corruptions": 603,
-    "metrics": 1002,
-    "calibration": 646,
+    "metrics": 989,
+    "calibration": 635,
     "predictions": 1416,
-    "objectives": 1788,
-    "layers": 3389,
+    "objectives": 1772,
+    "layers": 3417,
     "compaction": 1191,
-    "structures": 1226,
+    "structures": 1214,
     "models": 848,
-    "plan": 3043,
-    "recipes": 2347,
+    "plan": 2996,
+    "recipes": 2337,
     "data": 1741,
-    "tables": 2467,
-    "engine": 5319,
-    "cluster": 944,
+    "tables": 2463,
+    "engine": 5180,
+    "cluster": 937,
     "deploy": 1339,  # 575 are the server
     "ensemble": 1302,
     "testing": 330,
     "report": 910,
-    "comparison": 1109,
-    "sklearn": 593,
+    "comparison": 1108,
+    "sklearn": 589,
     "cli": 1430,
 }
 """Lines of each package, docstrings included. Raising one is a decision: the commit that does it says why."""

@@ -118,7 +118,8 @@ def check_options(function: str, own: Iterable[str], options: Mapping[str, Any])
     for name in options:
         if name not in known:
             raise InputError(unknown_argument(function, name, known))
-    values.check_options(function, fit, {n: v for n, v in options.items() if n not in own})
+    given = {n: v for n, v in options.items() if n not in own}
+    values.check_types(function, given, values.annotations(fit, of_plain=True))
 
 
 @guarded
@@ -135,28 +136,19 @@ def train(
     **options: Any,
 ) -> Ensemble:
     """Train an ensemble with the arguments of `fit`; `table` describes how a table's columns became inputs."""
-    now = time.perf_counter()
-    call = call_of(build, data, recipe, options | {"table": table})
-    compute, limit = call.compute, call.compute.time_limit
-    if compute.cluster is not None:
-        from choral.cluster.run import check_cluster, train_apart
-
-        asked = {"time_limit": limit, "on_existing": on_existing if on_existing == "extend" else None}
-        check_cluster(compute.cluster, run_dir, **asked, data_parallel=compute.data_parallel)
-        call = replace(call, compute=replace(compute, cluster=None))
-        with watched(call.recipe, callbacks, progress) as hear:
-            train_apart([(call, run_dir, hear, on_existing)], compute.cluster)
-        callbacks, progress, on_existing = None, False, "resume"  # all is trained; what follows puts it together
-    parts = parts_of(compute)
+    began, call = time.perf_counter(), call_of(build, data, recipe, options | {"table": table})
+    if call.compute.cluster is not None:  # which trains all; the rest puts it together
+        call = _trained_apart(call, run_dir, callbacks, progress, on_existing)
+        callbacks, progress, on_existing = None, False, "resume"
+    compute, parts = call.compute, parts_of(call.compute)
+    began = compute.time_limit.started if isinstance(compute.time_limit, Limit) else began
     with _opened(run_dir, compute, parts) as (folder, storage):
         job = in_agreement(parts, lambda: call.job(parts))  # understands the data and inspects the network
         _LOG.info("task %s: %s", job.task.likelihood.prediction.task, said_of(job.task.likelihood))
         with claimed(folder):
-            stack = None if storage is None else WIDEST
-            plan, width = settle(folder, job, table=table, on_existing=on_existing, stack=stack)
+            plan, width = settle(folder, job, table=table, on_existing=on_existing, stack=storage and WIDEST)
             if lacking := warning(job.recipe.plan, job.source.points):
                 warn(f"{job.recipe.name}: {lacking}.")
-            started = limit.started if isinstance(limit, Limit) else now
             with (
                 using(compute.threads or plan["environment"]["threads"]),
                 watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
@@ -165,10 +157,21 @@ def train(
                     from choral.cluster.run import train_here
 
                     train_here(call, job, storage or folder, plan, hear, on_existing)
-                store, costs = carry_out(job, folder, plan, width, hear, started=started)
+                store, costs = carry_out(job, folder, plan, width, hear, started=began)
                 if storage is not None:  # the copies of the files will be gone
                     store = store.in_memory(costs["networks"])
             return _put_together(call, job, store, costs, folder, plan)
+
+
+def _trained_apart(call: Call, run_dir: Any, callbacks: Any, progress: bool | None, on_existing: OnExisting) -> Call:
+    """Train all leaves of a run on its cluster; return the call without the cluster."""
+    from choral.cluster.run import check_cluster, train_apart
+
+    check_cluster(call.compute, run_dir, on_existing)
+    alone = replace(call, compute=replace(call.compute, cluster=None))
+    with watched(call.recipe, callbacks, progress) as hear:
+        train_apart([(alone, run_dir, hear, on_existing)], call.compute.cluster)
+    return alone
 
 
 @contextmanager
@@ -191,8 +194,7 @@ def _put_together(
     """Return the ensemble of trained members, with its noise estimated on residuals."""
     held, count, weights = chosen(store, costs["networks"], job.recipe)
     folded = call.cv is not None
-    if job.validation is not None and not folded:
-        costs = costs | {"validation_rows": job.judged_on.points}
+    held_out = job.validation is not None and not folded
     ensemble = Ensemble(
         call.build,
         job.recipe,
@@ -202,14 +204,14 @@ def _put_together(
         inputs=job.task.transforms,
         interface=job.task.blueprint.interface,
         table=call.table,
-        info=costs,
+        info=costs | ({"validation_rows": job.judged_on.points} if held_out else {}),
         posthoc=weights,
     )
-    settle_on = settle_folds if folded else settle_noise
-    settle_on(ensemble, job.judged_on, folder, run="" if folder is None else run_of(plan))
+    run, settle_on = "" if folder is None else run_of(plan), settle_folds if folded else settle_noise
+    settle_on(ensemble, job.judged_on, folder, run=run)
     with using(call.compute.threads or plan["environment"]["threads"]):
-        seen = job.source if folded else job.judged_on  # folds keep targets as they are in the data
-        warn_if_doubtful(ensemble, seen, held_out=job.validation is not None and not folded)
+        # folds keep targets as they are in the data
+        warn_if_doubtful(ensemble, job.source if folded else job.judged_on, held_out=held_out)
     return ensemble
 
 

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 
@@ -29,22 +28,3 @@ def test_a_description_makes_such_a_batch(batch):
 def test_a_damaged_description_is_refused(damaged):
     with pytest.raises(InputError, match="does not describe a batch"):
         batches.made_up(damaged, 1)
-
-
-def leaf(value, name):
-    return torch.as_tensor(np.asarray(value))
-
-
-def test_tuples_mappings_and_lists_of_arrays_are_trees_and_lists_of_numbers_are_not():
-    assert isinstance(batches.gathered([[1, 2], [3, 4]], leaf), torch.Tensor)
-    assert batches.leaves(batches.gathered([np.ones(2), np.ones((2, 3))], leaf))[1].shape == (2, 3)
-    assert set(batches.gathered({"a": [1, 2]}, leaf)) == {"a"}
-    with pytest.raises(InputError, match=r"x\['a'\] is an empty tuple"):
-        batches.gathered({"a": ()}, leaf)
-
-
-def test_rows_must_agree_and_leaves_are_named_as_a_user_would_reach_them():
-    with pytest.raises(InputError, match=r"x\['a'\] has 3, x\['b'\]\[0\] has 2"):
-        batches.check_rows({"a": torch.ones(3), "b": (torch.ones(2),)})
-    with pytest.raises(InputError, match="stack rows into one array"):
-        batches.check_rows([torch.ones(3), torch.ones(2)])

@@ -1,6 +1,7 @@
 import inspect
 import json
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import choral
 from choral import recipes
 from choral.base.errors import InputError
-from choral.base.values import Value, from_dict
+from choral.base.values import Count, Limit, Share, Value, from_dict, typed
 from choral.objectives import Anchored
 from choral.plan import Cosine, Linear, OneCycle, Reset, Train, UpdateMoments, every, fork, repeat, seq
 from choral.recipes import Training
@@ -92,3 +93,43 @@ def test_what_a_penalty_reads_is_a_fact_of_its_class():
 def test_help_and_tab_completion_see_the_arguments_of_a_value(kind):
     names = [f.name for f in fields(kind) if f.init]
     assert list(inspect.signature(kind).parameters) == names
+
+
+@dataclass(frozen=True)
+class Limited(Value):
+    share: Share = 0.5
+    sizes: tuple[Count, ...] = ()
+    rate: Annotated[float, Limit(lambda rate: rate > 1, "a rate above 1")] | None = None
+
+
+@dataclass(frozen=True)
+class Narrower(Limited):
+    share: Annotated[float, Limit(lambda share: share < 0.5, "less than a half")] = 0.1
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Limited(share=1.5), "Limited: share is 1.5; give a share from 0 to 1"),
+        (lambda: Limited(sizes=(3, 0)), r"sizes is \(3, 0\); give a tuple, each a whole number of 1 or more"),
+        (lambda: from_dict({"kind": "Limited", "sizes": [2.5]}), "whole number of 1 or more"),
+        (lambda: Limited(rate=1.0), "rate is 1.0; give a rate above 1, or None"),
+        (lambda: Narrower(share=0.6), "less than a half"),
+        (lambda: from_dict({"kind": "Limited", "share": -0.1}), "share is -0.1"),
+    ],
+)
+def test_limits_stand_in_annotations(made, message):
+    assert Limited(share=1, sizes=(1, 2), rate=None).rate is None
+    with pytest.raises(InputError, match=message):
+        made()
+
+
+def test_arguments_of_functions_have_limits_too_and_none_where_it_is_the_default():
+    @typed
+    def counted(number: Count, members: int | None = None) -> int:
+        return number
+
+    assert counted(2) == counted(2, members=None) == 2
+    for arguments in ({"number": 0}, {"number": 1, "members": 0}, {"number": None}):
+        with pytest.raises(InputError, match=r"counted: .* 1 or more"):
+            counted(**arguments)

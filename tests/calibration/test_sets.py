@@ -94,7 +94,7 @@ def test_wrong_arguments_are_refused() -> None:
     probs, labels = case(9, 20, sharpness=1.0)
     with pytest.raises(InputError, match="between 0 and 1"):
         fit_conformal_sets(probs, labels, level=90)
-    with pytest.raises(InputError, match="negative"):
+    with pytest.raises(InputError, match=r"penalty is -1.0; give .* 0 or more"):
         fit_conformal_sets(probs, labels, penalty=-1.0)
     with pytest.raises(InputError, match="bool"):
         evaluate_sets(probs, labels)

@@ -301,7 +301,9 @@ def test_evaluation_takes_inputs_and_targets_together_as_fit_does(data):
     assert ensemble.calibrated(data).posthoc[0].temperatures == pytest.approx(temperature, rel=1e-3)
 
 
-@pytest.mark.parametrize("data", [X, Subset(X, range(8)), DataLoader(X, 5)], ids=["array", "dataset", "loader"])
+@pytest.mark.parametrize(
+    "data", [X, TensorDataset(X), DataLoader(TensorDataset(X), 5)], ids=["array", "dataset", "loader"]
+)
 def test_evaluation_asks_for_targets_that_are_not_there(data):
     ensemble = choral.fit(build, (X, Y), one())
     with pytest.raises(InputError, match="y is None"):

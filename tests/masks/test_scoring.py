@@ -130,5 +130,5 @@ def test_regrow_asks_for_what_it_needs():
     masks, weights = {"a": torch.tensor([True, False])}, {"a": torch.zeros(2)}
     with pytest.raises(InputError, match="neither"):
         regrow(masks, weights, rate=0.5)
-    with pytest.raises(InputError, match="rate=2"):
+    with pytest.raises(InputError, match="rate is 2"):
         regrow(masks, weights, weights, rate=2)

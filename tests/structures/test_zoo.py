@@ -7,7 +7,7 @@ from tests.networks import NETWORKS, generator
 from tests.structures.independence import check_independence
 
 from choral import models
-from choral.layers.packed.networks import ends_of
+from choral.layers.convert import ends_of
 from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TreeNet
 
 IMAGES = (3, 16, 16)

@@ -5,7 +5,7 @@ Parameters of several networks are stacked along a new first (member) axis.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,10 +19,10 @@ from choral.base.types import Params
 
 def tensor_of(value: Any) -> Tensor:
     """Return an array, or whatever numpy makes one of, as a tensor that shares its memory where that can be written into."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and not value.is_complex():
         return value.detach()
     array = np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
-    if array.dtype.kind in "USO":
+    if array.dtype.kind in "USOc":
         raise InputError(f"values such as {value!r:.40} are given; give numbers.")
     wide = array.dtype.char == "g"  # wider than torch knows
     array = array.astype(np.float64 if wide else array.dtype.newbyteorder("="), copy=False)
@@ -121,35 +121,6 @@ def in_words(batch: Batch) -> str:
     return f"({', '.join(map(in_words, batch))})"
 
 
-def gathered(value: Any, leaf: Callable[[Any, str], Any], name: str = "x") -> Any:
-    """Return the user's inputs as a batch; `leaf` makes a tensor of an array and its name. Mappings, tuples and lists of arrays are trees."""
-    if isinstance(value, Mapping):
-        found: Any = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
-    elif isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
-        parts = [gathered(inner, leaf, f"{name}[{i}]") for i, inner in enumerate(value)]
-        found = parts if isinstance(value, list) else tuple(parts)
-    else:
-        return leaf(value, name)
-    if not found:
-        raise InputError(f"{name} is an empty {type(value).__name__}; give at least one array of inputs.")
-    return found
-
-
-def check_rows(batch: Batch) -> int:
-    """Return the number of rows; raises InputError if leaves disagree or one has no batch axis."""
-    lengths = {}
-    for name, leaf in named_leaves(batch):
-        if not leaf.dim():
-            raise InputError(f"{name} is a single number; every input needs a first axis over rows.")
-        lengths[name] = len(leaf)
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        raise InputError(
-            f"the inputs have different numbers of rows: {said}; a list of arrays is read as that many inputs: stack rows into one array."
-        )
-    return next(iter(lengths.values()))
-
-
 def described(batch: Batch) -> Any:
     """Return structure, shapes of one row and types as plain values, from which `made_up` makes such a batch.
 
@@ -186,10 +157,6 @@ def made_up(description: Any, count: int) -> Batch:
         case {"list": [*parts]}:
             return [made_up(inner, count) for inner in parts]
     raise InputError(f"{str(description)[:80]} does not describe a batch of inputs.")
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Mapping | tuple) or len(getattr(value, "shape", ())) > 0
 
 
 def _type_name(dtype: torch.dtype) -> str:

@@ -4,13 +4,10 @@ A draw is a hash of (key, step, site, element): the n-th random call of a forwar
 resume and on every device. Within a `keyed` block the functions here and those of torch use its key; outside they use torch's generator.
 """
 
-import inspect
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,29 +149,6 @@ class Rate(NamedTuple):
         return Rate(_threshold(rate), 1.0 / (1.0 - rate))
 
 
-class Kept:
-    """Values drawn from parameters, kept from call to call by their sites, up to a number of bytes: a Bayesian MLP 3 x 512 predicts a row in a tenth."""
-
-    def __init__(self, most: int):
-        self.most, self.bytes = most, 0
-        self._held = dict[Hashable, tuple[Tensor, int, Tensor, int]]()
-
-    def value(self, stream: Stream, source: Parameter, make: Callable[[], Tensor]) -> Tensor:
-        """Return what was drawn at this site from the same, unchanged parameter, or make it."""
-        place = (stream.low, stream.high, stream.step, stream.site)
-        version = 0 if source.is_inference() else source._version
-        if place in self._held:
-            value, site, known, then = self._held[place]
-            if known is source and then == version:
-                stream.site = site
-                return value
-        value = make()
-        if place not in self._held and self.bytes + value.nbytes <= self.most:
-            self._held[place] = value, stream.site, source, version
-            self.bytes += value.nbytes
-        return value
-
-
 class Circumstances(NamedTuple):
     """The context of a forward pass; a tuple, since every pass makes one."""
 
@@ -182,7 +156,7 @@ class Circumstances(NamedTuple):
     means: bool = False  # whether sampled layers use the center of their posteriors
     component: int | Tensor | None = None  # what patched layers take if they all take the same
     outer: Stream | None = None  # what members of a joint network were given streams from
-    kept: Kept | None = None  # drawn weights of earlier calls
+    kept: Any = None  # drawn weights of earlier calls, a `Kept` of `choral.layers.bayesian.sampling`
     part: Part | None = None  # None gives it whole batches
     folded: int = 1  # members laid one after the other on the batch axis
     rows: int = 1  # of each of them there, at the beginning
@@ -190,8 +164,7 @@ class Circumstances(NamedTuple):
     ends: tuple[tuple[str, ...], str] = ((), "")  # layers that read inputs, and the output's, for conversions
 
 
-_NONE = Circumstances()
-_now: ContextVar[Circumstances] = ContextVar("choral_circumstances", default=_NONE)
+_now: ContextVar[Circumstances] = ContextVar("choral_circumstances", default=Circumstances())  # noqa: B039  # a tuple
 now = _now.get
 """Return the circumstances of this place in the program."""
 
@@ -296,21 +269,6 @@ def dropout(x: Tensor, rate: float | Rate, *, rows: int | None = 0, shape: Seque
     return x * (keep.to(x.dtype) * scale)
 
 
-def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-    """Return a value drawn from a tensor and the running stream only, cached from call to call if the context caches values."""
-    stream, kept = now().stream, now().kept
-    if stream is None:
-        return make()
-    # mapped calls have many values, and a slice is another tensor each time
-    if kept is not None and stream.by_number and isinstance(source, Parameter):
-        make = partial(kept.value, stream, source, make)
-    if torch.is_grad_enabled():
-        return make()
-    if id(source) not in stream.values:
-        stream.values[id(source)] = source, make()  # holding the source keeps its id from being reused
-    return stream.values[id(source)][1]
-
-
 @contextmanager
 def _inner(key: Any, around: Stream, **changes: Any) -> Iterator[None]:
     """Run a block with its own stream, and add its numbers of draws to those of the surrounding one."""
@@ -330,17 +288,7 @@ def repeated(key: int) -> AbstractContextManager[None]:
 
 
 class Branch:
-    """Streams for the members of a joint network; a member's draws depend on the running key, step and its index only.
-
-    >>> with keyed(7):
-    ...     members = Branch()
-    ...     with members.member(0):
-    ...         a = uniform((3,), like=torch.zeros(()))
-    ...     with members.member(1):
-    ...         b = uniform((3,), like=torch.zeros(()))
-    >>> torch.equal(a, b)
-    False
-    """
+    """Streams for the members of a joint network; a member's draws depend on the running key, step and its index alone."""
 
     def __init__(self) -> None:
         self._outer = now().stream
@@ -418,36 +366,32 @@ def _weights(query: Tensor, key: Tensor, masks: list[Tensor], rate: float, scale
     return dropout(scores.softmax(-1), rate)
 
 
-_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
-
-
-def _multi_head(*args: Any, **kwargs: Any) -> Any:
+def _multi_head(*args: Any, **given: Any) -> Any:
     """Multi-head attention as torch's function computes it, whose dropout follows the running key; a mode does not see what it calls."""
-    call = _MULTI_HEAD.bind(*args, **kwargs)
-    call.apply_defaults()
-    given = SimpleNamespace(**call.arguments)
-    rare = given.add_zero_attn or given.bias_k is not None or given.static_k is not None or given.static_v is not None
-    if not (given.training and given.dropout_p) or rare or (given.is_causal and given.attn_mask is None):
+    query, key, value, _, heads, weight, bias, bias_k, _, adds_zero, rate, out_weight, out_bias = args
+    mask, padding, static = given["attn_mask"], given["key_padding_mask"], (given["static_k"], given["static_v"])
+    if adds_zero or bias_k is not None or static != (None, None) or (given["is_causal"] and mask is None):
         return NotImplemented
-    weight, bias = given.in_proj_weight, given.in_proj_bias
-    if weight is not None and given.query is given.key is given.value:
-        projected = F.linear(given.query, weight, bias).chunk(3, -1)
+    if not (given["training"] and rate):
+        return NotImplemented
+    if weight is not None and query is key is value:
+        projected = F.linear(query, weight, bias).chunk(3, -1)
     else:
-        own = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight) if weight is None else weight.chunk(3)
+        own = weight.chunk(3) if weight is not None else [given[f"{n}_proj_weight"] for n in "qkv"]
         biases = (None, None, None) if bias is None else bias.chunk(3)
-        projected = tuple(map(F.linear, (given.query, given.key, given.value), own, biases))
-    query, key, value = (t.unflatten(-1, (given.num_heads, -1)).movedim(0, -2) for t in projected)
+        projected = tuple(map(F.linear, (query, key, value), own, biases))
+    query, key, value = (t.unflatten(-1, (heads, -1)).movedim(0, -2) for t in projected)
     masks = []  # queries, keys and values are ([row,] head, time, feature)
-    if given.attn_mask is not None:
-        flat = given.attn_mask.dim() == 3
-        masks.append(given.attn_mask.unflatten(0, query.shape[:-2]) if flat else given.attn_mask)
-    if given.key_padding_mask is not None:
-        masks.append(given.key_padding_mask.unsqueeze(-2).unsqueeze(-2))
-    weights = _weights(query, key, masks, given.dropout_p)
+    if mask is not None:
+        masks.append(mask.unflatten(0, query.shape[:-2]) if mask.dim() == 3 else mask)
+    if padding is not None:
+        masks.append(padding.unsqueeze(-2).unsqueeze(-2))
+    weights = _weights(query, key, masks, rate)
     joined = (weights @ value).movedim(-2, 0).flatten(-2)  # (time, [row,] feature)
-    outputs = F.linear(joined.reshape(-1, joined.shape[-1]), given.out_proj_weight, given.out_proj_bias)
-    averaged = weights.mean(-3) if given.average_attn_weights else weights
-    return outputs.view(*joined.shape[:-1], -1), (averaged if given.need_weights else None)
+    outputs = F.linear(joined.reshape(-1, joined.shape[-1]), out_weight, out_bias).view(*joined.shape[:-1], -1)
+    if not given["need_weights"]:
+        return outputs, None
+    return outputs, weights.mean(-3) if given["average_attn_weights"] else weights
 
 
 _CAUGHT: dict[Any, Callable[..., Any]] = {
@@ -486,7 +430,7 @@ def keyed(
     *,
     catch: bool = True,
     part: Part | None = None,
-    kept: Kept | None = None,
+    kept: Any = None,
     dropout: Rate | None = None,
 ) -> Iterator[Stream]:
     """Make every draw of the block follow (key, step).

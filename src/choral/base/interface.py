@@ -4,11 +4,9 @@ A dict of inputs is passed as keywords, a tuple or list by position. Networks th
 so that all callers pass one batch and get one tensor.
 """
 
-import dataclasses
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -50,11 +48,6 @@ class Interface(Value):
     target: tuple[int, ...] | None = None
     avoids: tuple[str, ...] = ()
     scale: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types; what a dry run found is left out where it says nothing."""
-        found = super().to_dict()
-        return {n: v for n, v in found.items() if v or n not in ("first", "last", "avoids", "scale")}
 
     def attach(self, network: nn.Module) -> nn.Module:
         """Return the network, which from now on takes a batch and returns its output, in place."""
@@ -131,13 +124,10 @@ class Interface(Value):
 
 def detach(network: nn.Module) -> nn.Module:
     """Return the original network, without the hooks of an interface."""
+    ours = (_spread, _contiguous, Interface._pick)
     for module in network.modules():
         for table in (module._forward_pre_hooks, module._forward_hooks):
-            for number in [
-                n
-                for n, hook in table.items()
-                if getattr(hook, "__func__", hook) in (_spread, _contiguous, Interface._pick)
-            ]:
+            for number in [n for n, hook in table.items() if getattr(hook, "__func__", hook) in ours]:
                 del table[number]
                 module._forward_pre_hooks_with_kwargs.pop(number, None)
     return network
@@ -151,15 +141,12 @@ def pick(found: Any, output: str | int | Function | None) -> Tensor:
     tensor([1.])
     """
     parts = _parts(found)
-    match output:
-        case Function():
-            chosen = output(found)
-        case None:
-            chosen = found
-        case int() if -len(parts) <= output < 0:
-            chosen = parts.get(output + len(found))
-        case _:
-            chosen = parts.get(output)
+    if isinstance(output, Function):
+        chosen = output(found)
+    elif output is None:
+        chosen = found
+    else:
+        chosen = parts.get(output + len(found) if isinstance(output, int) and -len(parts) <= output < 0 else output)
     if isinstance(chosen, Tensor):
         return chosen
     names = [name for name in parts if type(name) is str]
@@ -177,10 +164,7 @@ def _parts(found: Any) -> dict[Any, Any]:
             return dict(found)
         case tuple() | list():
             return {**dict(zip(getattr(found, "_fields", ()), found)), **dict(enumerate(found))}
-    held = (
-        {f.name: getattr(found, f.name) for f in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else {}
-    )
-    return {name: value for name, value in held.items() if value is not None}
+    return {name: value for name, value in getattr(found, "__dict__", {}).items() if value is not None}
 
 
 def described(found: Any) -> str:
@@ -227,28 +211,6 @@ def is_lazy(network: nn.Module) -> bool:
     return any(is_unsettled(t) for t in (*network.parameters(), *network.buffers()))
 
 
-def with_ends(first: tuple[str, ...], last: str) -> AbstractContextManager[None]:
-    """Set the layers that conversions take for the first and last, instead of those declared first and last."""
-    return draws.under(ends=(first, last))
-
-
-def first_layers(names: Sequence[str]) -> list[str]:
-    """Return the layers that read the inputs: those found in a dry run, or the one declared first."""
-    found = draws.now().ends[0]
-    return [n for n in found if n in names] if found else list(names[:1])
-
-
-def output_last(names: Sequence[str]) -> list[str]:
-    """Return layers in the order of declaration, with the one that gives the output, if known, at the end.
-
-    >>> with with_ends((), "head"):
-    ...     output_last(["head", "body", "aside"])
-    ['body', 'aside', 'head']
-    """
-    last = draws.now().ends[1]
-    return [*(n for n in names if n != last), last] if last in names else list(names)
-
-
 class Called(NamedTuple):
     """A call of a module: whether the output needs it, and whether its inputs depend on no layer or parameter."""
 
@@ -273,7 +235,7 @@ class Calls:
         self._names = {module: name for name, module in network.named_modules()}
         self._layers = None if layers is None else [network.get_submodule(name) for name in layers]
         self._frozen = [] if layers is None else [p for p in network.parameters() if not p.requires_grad]
-        self._made: list[tuple[str, list[Node], list[Node]]] = []  # a module, and the nodes of what it read and gave
+        self._made: list[tuple[nn.Module, list[Node], list[Node]]] = []  # the nodes of what it read and gave
         self.stack: list[nn.Module] = []
         self.called: dict[str, bool] = {}
 
@@ -299,7 +261,7 @@ class Calls:
         self.stack.pop()
         if self._layers is not None:
             given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-            self._made.append((self._names[module], list(_nodes(given)), list(_nodes(found))))
+            self._made.append((module, list(_nodes(given)), list(_nodes(found))))
 
     @property
     def name(self) -> str:
@@ -316,11 +278,14 @@ class Calls:
         layers = self._layers or ()
         own = {m for m in self._names if m in layers or not type(m).__module__.startswith("torch.")}
         bare = {id(p) for m in own for p in m.parameters(recurse=m in layers)}
-        changed = _depending(_ancestors(node for _, given, _ in self._made for node in given), bare)
         needed = _ancestors(_nodes(output)) if isinstance(output, Tensor) and output.requires_grad else None
         return [
-            Called(name, needed is None or not found or not needed.keys().isdisjoint(found), changed.isdisjoint(given))
-            for name, given, found in self._made
+            Called(
+                layer=self._names[module],
+                needed=needed is None or not found or not needed.keys().isdisjoint(found),
+                reads_input=bare.isdisjoint(map(id, _leaves(given))),
+            )
+            for module, given, found in self._made
         ]
 
 
@@ -345,8 +310,11 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 def parameters_of(*outputs: Tensor) -> list[Tensor]:
     """Return the leaves of the graph that outputs depend on: parameters, and inputs that require a gradient."""
-    leaves = (getattr(node, "variable", None) for node in _ancestors(_nodes(outputs)))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return _leaves(_nodes(outputs))
+
+
+def _leaves(nodes: Iterable[Node]) -> list[Tensor]:
+    return [node.variable for node in _ancestors(nodes) if hasattr(node, "variable")]
 
 
 def _nodes(value: Any) -> Iterator[Node]:
@@ -360,30 +328,12 @@ def _nodes(value: Any) -> Iterator[Node]:
             yield from _nodes(part)
 
 
-def _reached(nodes: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> dict[Node, None]:
+def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
+    """Return nodes of a graph and all that they were computed from."""
     found = dict.fromkeys(nodes)
     stack = list(found)
     while stack:
-        for node in following(stack.pop()):
-            if node not in found:
-                found[node] = None
-                stack.append(node)
+        new = [node for node, _ in stack.pop().next_functions if node is not None and node not in found]
+        found.update(dict.fromkeys(new))
+        stack += new
     return found
-
-
-def _before(node: Node) -> list[Node]:
-    return [before for before, _ in node.next_functions if before is not None]
-
-
-def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
-    return _reached(nodes, _before)
-
-
-def _depending(nodes: Collection[Node], leaves: set[int]) -> set[Node]:
-    """Return those of the nodes of a graph that were computed from some of its leaves."""
-    users: dict[Node, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for before in _before(node):
-            users[before].append(node)
-    ours = (node for node in nodes if id(getattr(node, "variable", None)) in leaves)
-    return set(_reached(ours, lambda node: users[node]))

@@ -6,12 +6,10 @@ uninterrupted one. Draws *inside* a forward pass are in `choral.base.draws`.
 
 import hashlib
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,27 +38,16 @@ LOCK = threading.RLock()
 
 
 class _Dispatching:
-    dispatch: Callable[..., Any]  # (operation, args, kwargs) to what stands for the operation of torch
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, args, kwargs or {})
 
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what stands for an operation of torch."""
+        raise NotImplementedError
+
 
 class DispatchMode(_Dispatching, TorchDispatchMode):
-    """A mode whose subclasses define `dispatch`.
-
-    A class that defines `__torch_dispatch__` itself imports torch's compiler, so modes are of such a class only where that is loaded.
-    """
-
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Return a new mode."""
-        mode: Any = cls
-        return super().__new__(_hidden(mode) if "torch._dynamo" in sys.modules else mode)
-
-
-@cache
-def _hidden(mode: type) -> Any:
-    return type(mode.__name__, (mode,), {"__torch_dispatch__": _Dispatching.__torch_dispatch__})
+    """A mode whose subclasses define `dispatch`; a class that defines `__torch_dispatch__` itself imports torch's compiler."""
 
 
 class _Lent(DispatchMode):
@@ -72,7 +59,6 @@ class _Lent(DispatchMode):
         self.names: list[str] = []
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what an operation gives that draws from the lent generator."""
         given = any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
         if given or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

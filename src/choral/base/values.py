@@ -1,7 +1,7 @@
-"""Values: frozen, comparable descriptions with conversion to plain dicts; and checks of arguments by annotation and by name.
+"""Values: frozen, comparable descriptions with conversion to plain dicts; and checks of arguments by annotation.
 
 The class of a value is its kind; only kinds defined by imported Python code can be read back, so a file never decides what is imported.
-Values are checked by their annotations and limits, arguments of functions by their annotations and by `RULES`.
+Values and the arguments of functions are checked by their annotations; `RULES` has rules for arguments of some names.
 """
 
 import functools
@@ -21,10 +21,9 @@ from numbers import Integral, Real
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
-    ClassVar,
     Literal,
-    NamedTuple,
     ParamSpec,
     TypeVar,
     Union,
@@ -68,42 +67,49 @@ def _is_path(value: Any) -> bool:
     )
 
 
-_COUNT = (lambda value: is_whole(value, 1), "a whole number of 1 or more")
-_EPOCHS = (lambda value: is_whole(value, 0), "a whole number of 0 or more")
-_PATH = (_is_path, "a path, with Path.home() instead of ~")
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "path": _PATH,
-    "run_dir": _PATH,
-    "batch_size": _COUNT,
-    "epochs": _EPOCHS,
-    "budget": _EPOCHS,
-    "members": _COUNT,
-    "draws": _COUNT,
-    "stack": _COUNT,
-    "threads": _COUNT,
-    "callbacks": (
-        lambda value: callable(value) or (fits(value, Sequence[Any]) and all(map(callable, value))),
-        "a function of an event, or a list of such functions",
-    ),
-    "compute": (lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute"),
+@dataclass(frozen=True)
+class Limit:
+    """Which values of an annotation `Annotated[type, limit]` are accepted, as a test and in words."""
+
+    accepts: Callable[[Any], bool]
+    words: str
+
+
+Positive = Annotated[float, Limit(lambda given: 0 < given < math.inf, "a finite number above 0")]
+NotNegative = Annotated[float, Limit(lambda given: 0 <= given < math.inf, "a finite number of 0 or more")]
+Share = Annotated[float, Limit(lambda given: 0 <= given <= 1, "a share from 0 to 1")]
+Finite = Annotated[float, Limit(math.isfinite, "a finite number")]
+BelowOne = Annotated[float, Limit(lambda given: 0 <= given < 1, "a number from 0 to below 1")]
+Inside = Annotated[float, Limit(lambda given: 0 < given < 1, "a number between 0 and 1, ends excluded")]
+Count = Annotated[int, Limit(lambda given: given >= 1, "a whole number of 1 or more")]
+Whole = Annotated[int, Limit(lambda given: given >= 0, "a whole number of 0 or more")]
+_PATH = Limit(_is_path, "a path, with Path.home() instead of ~")
+_CALLBACKS = Limit(
+    lambda value: callable(value) or (fits(value, Sequence[Any]) and all(map(callable, value))),
+    "a function of an event, or a list of such functions",
+)
+RULES: dict[str, Any] = {
+    **dict.fromkeys(("path", "run_dir"), Annotated[Any, _PATH]),
+    **dict.fromkeys(("batch_size", "members", "draws", "stack", "threads"), Count),
+    **dict.fromkeys(("epochs", "budget"), Whole),
+    "callbacks": Annotated[Any, _CALLBACKS],
+    "compute": Annotated[Any, Limit(lambda value: hasattr(value, "checkpoint_seconds"), "a choral.Compute")],
 }
-"""What arguments of these names accept wherever they occur, as a test and in words; None where it is the default."""
+"""What arguments of functions accept that have these names, whatever their annotations say; None where it is the default."""
 
 
-def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint: True) -> Callable[P, R]:
-    """Let a function check its arguments before it begins, and take arrays for tensors; `accepts` selects the annotations to check."""
-    signature, hints = inspect.signature(function), _annotations(function, accepts)
+def typed(function: Callable[P, R], *, of_plain: bool = False) -> Callable[P, R]:
+    """Let a function check its arguments before it begins, those of plain annotations or all, and take arrays for tensors."""
+    signature, hints = inspect.signature(function), annotations(function, of_plain=of_plain)
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    arrays = {n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)}
+    arrays = [n for n, h in hints.items() if h is Tensor or Tensor in get_args(h)]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given = bound(name, signature, args, kwargs)
-        check(name, given, hints)
-        if not arrays:
-            return function(*args, **kwargs)
-        for n in arrays & given.arguments.keys():
-            if fits(given.arguments[n], Tensor):
+        check_types(name, given.arguments, hints)
+        for n in arrays:
+            if fits(given.arguments.get(n), Tensor):
                 given.arguments[n] = _tensor(name, n, given.arguments[n])
         return function(*given.args, **given.kwargs)
 
@@ -112,7 +118,7 @@ def typed(function: Callable[P, R], accepts: Callable[[Any], bool] = lambda hint
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function check its arguments before it begins, and compute the same under the caller's autocast or no_grad."""
-    checked = typed(function, is_plain)
+    checked = typed(function, of_plain=True)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -122,15 +128,15 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def check_options(where: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise InputError for wrong options that one function passes on to another."""
-    check(where, inspect.signature(function).bind_partial(**options), _annotations(function, is_plain))
-
-
-def _annotations(function: Callable[..., Any], accepts: Callable[[Any], bool]) -> dict[str, Any]:
-    """Return the annotations of a function's arguments; those in quotes are not looked up and accept anything."""
-    parameters = inspect.signature(function).parameters.items()
-    return {n: p.annotation for n, p in parameters if p.annotation is not p.empty and accepts(p.annotation)}
+def annotations(function: Callable[..., Any], *, of_plain: bool) -> dict[str, Any]:
+    """Return what a function's arguments accept; annotations in quotes are not looked up and accept anything."""
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = RULES.get(name, parameter.annotation)
+        left_out = parameter.kind in _OPEN or hint is parameter.empty
+        if not left_out and (name in RULES or is_plain(hint) or not of_plain):
+            found[name] = Union[hint, None] if parameter.default is None else hint  # noqa: UP007  # also of quotes
+    return found
 
 
 def offered(names: Iterable[str], held: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,39 +158,28 @@ def bound(
         raise InputError(f"{name}: {error}; {how}.") from error
 
 
-def check(where: str, given: inspect.BoundArguments, hints: Mapping[str, Any]) -> None:
-    """Raise InputError for the first argument that its rule or its annotation does not accept."""
-    for name, value in given.arguments.items():
-        parameter = given.signature.parameters[name]
-        if parameter.kind in _OPEN or (value is None and parameter.default is None):
-            continue
-        if name in RULES and not RULES[name][0](value):
-            raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give {RULES[name][1]}.")
-        check_types(where, {name: value}, hints)
-
-
-def check_types(
-    where: str, values: Mapping[str, Any], hints: Mapping[str, Any], accepts: Callable[[Any], bool] = lambda hint: True
-) -> None:
-    """Raise InputError for the first value that is not of its annotated type; `accepts` says which annotations count."""
+def check_types(where: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raise InputError for the first value that its annotation does not accept."""
     for name, value in values.items():
-        if name in hints and accepts(hints[name]) and not fits(value, hints[name]):
+        if name in hints and not fits(value, hints[name]):
             raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give {in_words(hints[name])}.")
 
 
 def _tensor(where: str, name: str, value: Any) -> Tensor:
     """Return an array as a tensor; InputError if it holds something else than real numbers."""
+    if isinstance(value, Tensor) and not value.is_complex():
+        return value
     try:
-        found = value if isinstance(value, Tensor) else tensor_of(value)
+        return tensor_of(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give a tensor of numbers.") from error
-    if found.is_complex():
-        raise InputError(f"{where}: {name} holds complex numbers; give real ones.")
-    return found
+        raise InputError(f"{where}: {name} is {short(repr(value), 80)}; give a tensor of real numbers.") from error
 
 
+@functools.cache
 def is_plain(hint: Any) -> bool:
     """Return whether an annotation is of numbers, words and tuples of them alone, which no class makes of something else."""
+    if get_origin(hint) is Annotated:
+        return is_plain(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType, tuple):
         return all(part is Ellipsis or is_plain(part) for part in get_args(hint))
     return get_origin(hint) is Literal or hint in (int, float, bool, str, types.NoneType)
@@ -197,6 +192,8 @@ def in_words(hint: Any) -> str:
     ('a tuple, each a number, or None', "'a' or 'b'")
     """
     parts, origin = get_args(hint), get_origin(hint)
+    if origin is Annotated:
+        return str(parts[1].words)
     if origin is Literal:
         return " or ".join(map(repr, parts))
     if origin in (Union, types.UnionType):
@@ -215,6 +212,8 @@ def fits(value: Any, hint: Any) -> bool:
     (True, False, False, True)
     """
     origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return fits(value, parts[0]) and bool(parts[1].accepts(value))
     if origin is Literal:
         return any(value == part and type(value) is type(part) for part in parts)
     if origin in (Union, types.UnionType):
@@ -254,8 +253,7 @@ def full_precision() -> Iterator[None]:
         yield
 
 
-_PACKAGES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_INSTALLED = (__file__.rpartition("base")[0], "<frozen", *_PACKAGES)
+_INSTALLED = (__file__.rpartition("base")[0], "<frozen", *map(sysconfig.get_path, ("stdlib", "platstdlib")))
 _LONGEST = 200  # characters of a part of a portrait; a digest stands for the rest
 _OF_TORCH = set(vars(nn.Module()))
 _PLAIN = (type(None), str, int, float, complex, bool, bytes, np.generic, torch.dtype, torch.device)
@@ -273,8 +271,9 @@ class _Checked(ABCMeta):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Return a value of checked arguments."""
             args, kwargs = _of_python(args), _of_python(kwargs)
-            name, hints = cls.__name__, _hints(cls.__name__)
-            check_types(name, bound(name, _signature(cls), args, kwargs).arguments, hints, is_plain)
+            name, hints = cls.__name__, _hints(cls)
+            given = bound(name, _signature(cls), args, kwargs).arguments
+            check_types(name, {n: v for n, v in given.items() if is_plain(hints.get(n))}, hints)
             made = super().__call__(*args, **kwargs)
             check_types(name, vars(made), hints)
             return made
@@ -294,23 +293,8 @@ def _of_python(given: Any) -> Any:
     return {name: _of_python(value) for name, value in given.items()} if type(given) is dict else given
 
 
-class Limit(NamedTuple):
-    """Which numbers are accepted, as a test and in words."""
-
-    accepts: Callable[[float], bool]
-    words: str
-
-
-Limits = Mapping[str, Limit]
-POSITIVE = Limit(lambda given: 0 < given < math.inf, "a finite number above 0")
-NOT_NEGATIVE = Limit(lambda given: 0 <= given < math.inf, "a finite number of 0 or more")
-SHARE = Limit(lambda given: 0 <= given <= 1, "a share from 0 to 1")
-BELOW_ONE = Limit(lambda given: 0 <= given < 1, "a number from 0 to below 1")
-COUNT = Limit(lambda given: given >= 1, "1 or more")
-
-
 class Value(metaclass=_Checked):
-    """Base of frozen dataclasses that can be written as plain dicts; `limits` says which numbers fields accept, in tuples each of them.
+    """Base of frozen dataclasses that can be written as plain dicts and are checked by the annotations of their fields.
 
     >>> from choral.objectives import L2
     >>> L2(precision=-1.0)
@@ -318,15 +302,6 @@ class Value(metaclass=_Checked):
         ...
     choral.base.errors.InputError: L2: precision is -1.0; give a finite number of 0 or more.
     """
-
-    limits: ClassVar[Limits] = {}
-
-    def __post_init__(self) -> None:
-        for name, limit in self.limits.items():
-            given = getattr(self, name, None)
-            numbers = given if isinstance(given, tuple) else () if given is None else (given,)
-            if not all(map(limit.accepts, numbers)):
-                raise InputError(f"{type(self).__name__}: {name} is {given!r}; give {limit.words}.")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -336,7 +311,6 @@ class Value(metaclass=_Checked):
                 f"a value named {cls.__name__!r} is defined in {other.__module__} already; give another name."
             )
         KINDS[cls.__name__] = cls
-        _hints.cache_clear()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict of JSON types: the kind and every field."""
@@ -374,7 +348,7 @@ def from_dict(data: Mapping[str, Any]) -> Any:
     if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"kind {kind!r} is not known; {', '.join(sorted(KINDS))} are.{did_you_mean(str(kind), KINDS)}")
     given = {k: _decode(v) for k, v in data.items() if k != "kind"}
-    check_types(kind, given, _hints(kind))
+    check_types(kind, given, _hints(KINDS[kind]))
     return KINDS[kind](**given)
 
 
@@ -391,14 +365,13 @@ def of_kind(kind: type[Any], content: Mapping[str, Any], where: str) -> Any:
 @functools.cache
 def _signature(cls: type) -> inspect.Signature:
     """Return what a class is made of; that of its metaclass would take anything."""
-    _, *rest = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]  # of the class itself
-    return inspect.Signature(rest)
+    return inspect.signature(functools.partial(cls.__init__, None))  # type: ignore[misc]  # of the class itself
 
 
 @functools.cache
-def _hints(kind: str) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     try:
-        return get_type_hints(KINDS[kind])
+        return get_type_hints(kind, include_extras=True)
     except NameError:  # a class of the user's own, whose annotations are not importable
         return {}
 
@@ -409,72 +382,62 @@ def digest(data: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def portrait(value: Any) -> str:
+def portrait(value: Any, seen: dict[int, tuple[Any, str]] | None = None) -> str:
     """Return a short text that identifies the content or source code of a value, the same in every process."""
-    return _Portrait().of(value)
+    if isinstance(value, _PLAIN):
+        return _cut(repr(value))
+    seen = {} if seen is None else seen  # each object is described once, which ends cycles
+    if id(value) not in seen:
+        seen[id(value)] = value, "itself"
+        seen[id(value)] = value, _cut(_text(value, functools.partial(portrait, seen=seen)))
+    return seen[id(value)][1]
 
 
-class _Portrait:
-    """Describes values, each object once."""
+def _text(value: Any, of: Callable[[Any], str]) -> str:
+    match value:
+        case Tensor():
+            return content_of(value)
+        case nn.Module():
+            modules = [(name, type(module), own_attributes(module)) for name, module in value.named_modules()]
+            return of([*modules, *value.named_parameters(), *value.named_buffers()])
+        case type():
+            return _text_of_class(value, of)
+        case FunctionType():
+            return _text_of_function(value, of)
+        case Mapping():
+            return f"{{{', '.join(sorted(f'{of(k)}: {of(v)}' for k, v in value.items()))}}}"
+        case set() | frozenset():
+            return f"{{{', '.join(sorted(map(of, value)))}}}"
+        case list() | tuple():
+            return f"({', '.join(map(of, value))})"
+    if hasattr(value, "__wrapped__"):  # a cached function
+        return f"{_name(value)} of {of(value.__wrapped__)}"
+    try:
+        return of([type(value), value.__reduce_ex__(2)])
+    except Exception:  # a module, a lock, an open file; a __reduce__ of the user's may fail in any way
+        return _name(value)
 
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, str]] = {}
 
-    def of(self, value: Any) -> str:
-        if isinstance(value, _PLAIN):
-            return _cut(repr(value))
-        if id(value) not in self._seen:
-            self._seen[id(value)] = value, "itself"
-            self._seen[id(value)] = value, _cut(self._text(value))
-        return self._seen[id(value)][1]
+def _text_of_class(kind: type, of: Callable[[Any], str]) -> str:
+    """Return the user's own code and constants in a class; what built a network is judged by the network."""
+    parts = []
+    for base in (b for b in kind.__mro__ if not _is_packaged(b)):
+        for name, item in sorted(vars(base).items()):
+            item = next((getattr(item, n) for n in ("__func__", "fget") if hasattr(item, n)), item)
+            counts = isinstance(item, _CALLED) or (isinstance(item, (*_PLAIN, tuple)) and name[:2] != "__")
+            if counts and not (name == "__init__" and issubclass(kind, nn.Module)):
+                parts.append(f"{name}={of(item)}")
+    return kind.__qualname__ + (f" {digest(', '.join(parts))}" if parts else "")
 
-    def _text(self, value: Any) -> str:
-        match value:
-            case Tensor():
-                return content_of(value)
-            case nn.Module():
-                parts = [f"{name}={self.of([type(m), own_attributes(m)])}" for name, m in value.named_modules()]
-                tensors = (*value.named_parameters(), *value.named_buffers())
-                return ", ".join(parts + [f"{name}: {content_of(t)}" for name, t in tensors])
-            case type():
-                return self._class(value)
-            case FunctionType():
-                return self._function(value)
-            case ModuleType():
-                return value.__name__
-            case Mapping():
-                return f"{{{', '.join(sorted(f'{self.of(k)}: {self.of(v)}' for k, v in value.items()))}}}"
-            case set() | frozenset():
-                return f"{{{', '.join(sorted(map(self.of, value)))}}}"
-            case list() | tuple():
-                return f"({', '.join(map(self.of, value))})"
-        if hasattr(value, "__wrapped__"):  # a cached function
-            return f"{_name(value)} of {self.of(value.__wrapped__)}"
-        try:
-            return self.of([type(value), value.__reduce_ex__(2)])
-        except Exception:  # a lock, an open file; a __reduce__ of the user's may fail in any way
-            return _name(value)
 
-    def _class(self, kind: type) -> str:
-        """Return the user's own code and constants in a class; what built a network is judged by the network."""
-        parts = []
-        for base in (b for b in kind.__mro__ if not _is_packaged(b)):
-            for name, item in sorted(vars(base).items()):
-                item = next((getattr(item, n) for n in ("__func__", "fget") if hasattr(item, n)), item)
-                counts = isinstance(item, _CALLED) or (isinstance(item, (*_PLAIN, tuple)) and name[:2] != "__")
-                if counts and not (name == "__init__" and issubclass(kind, nn.Module)):
-                    parts.append(f"{name}={self.of(item)}")
-        return kind.__qualname__ + (f" {digest(', '.join(parts))}" if parts else "")
-
-    def _function(self, function: FunctionType) -> str:
-        code = function.__code__
-        cells = zip(code.co_freevars, function.__closure__ or ())
-        held = vars(function) | {n: c.cell_contents for n, c in cells if c != CellType() and n != "__class__"}
-        if _is_installed(code.co_filename):
-            return _name(function) + (f" {digest(self.of(held))}" if held else "")
-        named = {n: v for n, v in _globals(function.__globals__, _names(code)) if n not in held}
-        parts = [_source_of(code), self.of([function.__defaults__, function.__kwdefaults__, held, named])]
-        return f"{_name(function)} {digest(', '.join(parts))}"
+def _text_of_function(function: FunctionType, of: Callable[[Any], str]) -> str:
+    code = function.__code__
+    cells = zip(code.co_freevars, function.__closure__ or ())
+    held = vars(function) | {n: c.cell_contents for n, c in cells if c != CellType() and n != "__class__"}
+    if code.co_filename.startswith(_INSTALLED) or "-packages" in code.co_filename:
+        return _name(function) + (f" {digest(of(held))}" if held else "")
+    named = {n: v for n, v in _globals(function.__globals__, _names(code)) if n not in held}
+    return f"{_name(function)} {digest(_source_of(code) + of([function.__defaults__, function.__kwdefaults__, held, named]))}"
 
 
 @functools.cache  # so that a file edited after its code was loaded makes no difference
@@ -514,14 +477,10 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 
 def attributes(network: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return the numbers and words that a network's modules hold as attributes, also in lists and dicts, and copies of tensors, by name."""
-    plain, tensors = dict[str, str](), dict[str, Tensor]()
-    for name, module in network.named_modules():
-        for key, value in own_attributes(module).items():
-            if isinstance(value, Tensor):
-                tensors[f"{name}.{key}".lstrip(".")] = value.detach().clone()
-            elif _is_plain(value):
-                plain[f"{name}.{key}".lstrip(".")] = repr(value)
-    return plain, tensors
+    modules = network.named_modules()
+    held = {f"{name}.{key}".lstrip("."): v for name, module in modules for key, v in own_attributes(module).items()}
+    tensors = {name: value.detach().clone() for name, value in held.items() if isinstance(value, Tensor)}
+    return {name: repr(value) for name, value in held.items() if _is_plain(value)}, tensors
 
 
 def _is_plain(value: Any) -> bool:
@@ -535,17 +494,12 @@ def _is_packaged(kind: Any) -> bool:
     name = getattr(kind, "__module__", None) or kind.__name__
     standard = name.partition(".")[0] in sys.stdlib_module_names
     file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return name != "__main__" and (standard or _is_installed(file))
-
-
-def _is_installed(file: str) -> bool:
-    return file.startswith(_INSTALLED) or "-packages" in file
+    return name != "__main__" and (standard or file.startswith(_INSTALLED) or "-packages" in file)
 
 
 def _names(code: CodeType) -> list[str]:
     """Return the globals and attributes that code names, also in functions inside it."""
-    inner = [name for c in code.co_consts if isinstance(c, CodeType) for name in _names(c)]
-    return list(dict.fromkeys([*code.co_names, *inner]))
+    return [*code.co_names, *(name for c in code.co_consts if isinstance(c, CodeType) for name in _names(c))]
 
 
 def _globals(around: dict[str, Any], names: list[str]) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.rng import key
+from choral.base.values import Inside, NotNegative, Whole
 from choral.calibration.members import Correction
 from choral.metrics.inputs import check_level, checked_finite, checked_labels, checked_probs, double
 from choral.metrics.regression import interval_coverage, interval_width
@@ -75,10 +76,7 @@ class Conformal(Correction):
     """
 
     rank: ClassVar[int] = 3
-    level: float
-
-    def __post_init__(self) -> None:
-        check_level(self.level)
+    level: Inside
 
     def corrected(self, prediction: Any) -> Any:
         return replace(prediction, conformal=self)
@@ -290,8 +288,8 @@ def fit_conformal_sets(
     labels: Tensor,
     *,
     level: float = 0.9,
-    penalty: float = 0.0,
-    free_classes: int = 0,
+    penalty: NotNegative = 0.0,
+    free_classes: Whole = 0,
     randomized: bool = True,
     seed: int = 0,
 ) -> ConformalSets:
@@ -308,8 +306,6 @@ def fit_conformal_sets(
     Angelopoulos et al., "Uncertainty Sets for Image Classifiers using Conformal Prediction", 2021, arXiv:2009.14193,
     algorithms 2 and 3.
     """
-    if penalty < 0 or free_classes < 0:
-        raise InputError(f"penalty is {penalty} and free_classes {free_classes}; neither can be negative.")
     probs = checked_probs(probs)
     own = checked_labels(labels, probs).unsqueeze(1)
     made: dict[str, Any] = {"penalty": penalty, "free_classes": free_classes, "randomized": randomized}

@@ -18,16 +18,9 @@ from torch import Tensor
 
 from choral.base import rng
 from choral.base.errors import InputError
-from choral.base.values import Value
+from choral.base.values import NotNegative, Positive, Value
 from choral.metrics.classification import logits_nll
-from choral.metrics.inputs import (
-    checked_finite,
-    checked_labels,
-    checked_weights,
-    double,
-    mixture_log,
-    row_chunks,
-)
+from choral.metrics.inputs import checked_finite, checked_labels, checked_weights, double, mixture_log, row_chunks
 
 _COLDEST, _HOTTEST = 0.05, 20.0
 
@@ -55,11 +48,11 @@ class Temperature(Correction):
     """
 
     rank: ClassVar[int] = 1
-    temperatures: tuple[float, ...] = (1.0,)
+    temperatures: tuple[Positive, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        if not self.temperatures or not all(0 < t < math.inf for t in self.temperatures):
-            raise InputError(f"temperatures are {self.temperatures}; give one or more finite numbers above 0.")
+        if not self.temperatures:
+            raise InputError("temperatures is empty; give one for all members, or one for each.")
 
     def corrected(self, prediction: Any) -> Any:
         return prediction.cooled(self)
@@ -134,10 +127,10 @@ class StackingWeights(Correction):
     """
 
     rank: ClassVar[int] = 2
-    weights: tuple[float, ...]
+    weights: tuple[NotNegative, ...]
 
     def __post_init__(self) -> None:
-        if not all(0 <= w < math.inf for w in self.weights) or not abs(sum(self.weights) - 1) < 1e-3:
+        if not abs(sum(self.weights) - 1) < 1e-3:
             raise InputError(f"weights are {self.weights}; give numbers of 0 or more that sum to 1.")
 
     def corrected(self, prediction: Any) -> Any:

@@ -10,10 +10,10 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from choral.base.errors import ChoralError, RunError, first_line, needed, warn
-from choral.base.values import NOT_NEGATIVE, POSITIVE, Limits, Value
+from choral.base.values import NotNegative, Positive, Value, Whole
 from choral.cluster.leaf import Field, admitted, key_of, leaves_of, train_leaf
 from choral.cluster.storage import storage_of
 from choral.engine.events import events_in
@@ -39,12 +39,10 @@ class Ray(Value):
     Ray(address=None, cpus=2, gpus=0, retries=50, options={})
     """
 
-    limits: ClassVar[Limits] = {"cpus": POSITIVE, "gpus": NOT_NEGATIVE, "retries": NOT_NEGATIVE}
-
     address: str | None = None
-    cpus: float = 1
-    gpus: float = 0
-    retries: int = 50
+    cpus: Positive = 1
+    gpus: NotNegative = 0
+    retries: Whole = 50
     options: dict[str, Any] = field(default_factory=dict)
 
     @contextlib.contextmanager

@@ -15,18 +15,10 @@ from choral.base.errors import ChoralError, DivergedError, InputError, RunError,
 from choral.base.types import Build
 from choral.base.values import guarded
 from choral.callbacks import one_of
-from choral.cluster.leaf import (
-    Field,
-    admitted,
-    leaves_of,
-    read_manifest,
-    read_whole,
-    train_leaf,
-    whole_manifest,
-)
+from choral.cluster.leaf import Field, admitted, leaves_of, read_manifest, read_whole, train_leaf, whole_manifest
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
-from choral.engine.compute import OnExisting, Store, is_far
+from choral.engine.compute import Compute, OnExisting, Store, is_far
 from choral.engine.events import Callback, Log, events_in
 from choral.engine.files import write_bytes
 from choral.engine.folder import claimed, read_plan, settle
@@ -284,15 +276,16 @@ def fetched(run_dir: Any) -> Iterator[Path]:
         yield storage.folder
 
 
-def check_cluster(cluster: Any, run_dir: Any, **refused: Any) -> None:
-    """Raise InputError for an invalid cluster, and for arguments that clusters do not support, such as those in `refused`."""
-    if not isinstance(cluster, Ray):
-        raise InputError(f"cluster is {cluster!r}; give choral.Ray(), or leave it out.")
+def check_cluster(compute: Compute, run_dir: Any, on_existing: OnExisting = "resume") -> None:
+    """Raise InputError for an invalid cluster, and for arguments that clusters do not support."""
+    if not isinstance(compute.cluster, Ray):
+        raise InputError(f"cluster is {compute.cluster!r}; give choral.Ray(), or leave it out.")
     if run_dir is None or str(run_dir).startswith("memory://"):
         raise InputError(
             f"run_dir is {run_dir}; a cluster needs run_dir, a folder or URL that all its machines can access."
         )
-    refuse("on a cluster", **refused)
+    extends = "extend" if on_existing == "extend" else None
+    refuse("on a cluster", time_limit=compute.time_limit, on_existing=extends, data_parallel=compute.data_parallel)
 
 
 def train_apart(asked: Sequence[Asked], cluster: Ray) -> None:

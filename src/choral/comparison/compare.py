@@ -230,8 +230,7 @@ def compare(
     if compute.cluster is not None:
         from choral.cluster.run import check_cluster, train_apart
 
-        extends = "extend" if options.get("on_existing") == "extend" else None
-        check_cluster(compute.cluster, run_dir, time_limit=compute.time_limit, on_existing=extends)
+        check_cluster(compute, run_dir, options.get("on_existing", "resume"))
         options["compute"] = replace(compute, cluster=None)
         known = {n: v for n, v in options.items() if n in (*OPTIONS, "device")} | {"table": problem.table}
         asked: list[tuple[Call, Path, Callback | None, Any]] = []

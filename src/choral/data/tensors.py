@@ -34,9 +34,42 @@ def as_inputs(x: Any, floats: torch.dtype | None = None) -> Batch:
         x: an array, or a dict, tuple or list of arrays with equally many rows.
         floats: the dtype of real numbers, that of the network's parameters; None keeps that of each.
     """
-    made = batches.gathered(x, lambda value, name: _input(value, name, floats))
-    batches.check_rows(made)
+    made = gathered(x, lambda value, name: _input(value, name, floats))
+    check_rows(made)
     return made
+
+
+def gathered(value: Any, leaf: Callable[[Any, str], Any], name: str = "x") -> Any:
+    """Return the user's inputs as a batch; `leaf` makes a tensor of an array and its name. Mappings, tuples and lists of arrays are trees."""
+    if isinstance(value, Mapping):
+        found: Any = {key: gathered(inner, leaf, f"{name}[{key!r}]") for key, inner in value.items()}
+    elif isinstance(value, tuple) or (isinstance(value, list) and any(map(_is_array, value))):
+        parts = [gathered(inner, leaf, f"{name}[{i}]") for i, inner in enumerate(value)]
+        found = parts if isinstance(value, list) else tuple(parts)
+    else:
+        return leaf(value, name)
+    if not found:
+        raise InputError(f"{name} is an empty {type(value).__name__}; give at least one array of inputs.")
+    return found
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Mapping | tuple) or len(getattr(value, "shape", ())) > 0
+
+
+def check_rows(batch: Batch) -> int:
+    """Return the number of rows; raises InputError if leaves disagree or one has no batch axis."""
+    lengths = {}
+    for name, leaf in batches.named_leaves(batch):
+        if not leaf.dim():
+            raise InputError(f"{name} is a single number; every input needs a first axis over rows.")
+        lengths[name] = len(leaf)
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise InputError(
+            f"the inputs have different numbers of rows: {said}; a list of arrays is read as that many inputs: stack rows into one array."
+        )
+    return next(iter(lengths.values()))
 
 
 def _input(value: Any, name: str, floats: torch.dtype | None) -> Tensor:
@@ -138,7 +171,7 @@ def names_of(value: Any) -> tuple[str, ...]:
 def columns_in(value: Any, name: str = "x") -> dict[str, tuple[str, ...]]:
     """Return the column names of all data frames among inputs or targets."""
     found = dict[str, tuple[str, ...]]()
-    batches.gathered(value, lambda part, own: found.setdefault(own, names_of(part)), name)
+    gathered(value, lambda part, own: found.setdefault(own, names_of(part)), name)
     return {own: names for own, names in found.items() if names}
 
 
@@ -151,7 +184,7 @@ def arranged(value: Any, columns: Mapping[str, tuple[str, ...]] | None, name: st
     """
     if not columns:
         return value
-    return batches.gathered(value, lambda part, own: _in_order(part, columns.get(own, ()), own), name)
+    return gathered(value, lambda part, own: _in_order(part, columns.get(own, ()), own), name)
 
 
 def _in_order(value: Any, wanted: tuple[str, ...], name: str) -> Any:

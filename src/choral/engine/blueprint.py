@@ -17,11 +17,10 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.errors import InputError
-from choral.base.interface import Interface, evaluating, is_lazy, with_ends
+from choral.base.interface import Interface, evaluating, is_lazy
 from choral.base.types import Build, Builds, Params
 from choral.engine.identity import fingerprint
-from choral.layers.attention import as_linear
-from choral.layers.convert import layers_of
+from choral.layers.convert import as_linear, layers_of
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
 from choral.plan.state import State
@@ -84,17 +83,15 @@ class Blueprint:
         built: nn.Module | None = None,
     ):
         self._builds = tuple(build) if isinstance(build, tuple | list) and build else (build,)
-        build = self._builds[0]
-        if not callable(build):
-            raise InputError(f"build is {build!r}; give a function that returns a new nn.Module, or an nn.Module.")
+        first: Any = self._builds[0]
         self.structure = structure
         self.device = device
         self.images = images and "channels_last" not in interface.avoids
         self.interface = interface
         self._floats = floats
         with rng.seeded(0, "sizes"):  # which lazy layers draw weights for
-            self.parent = self._with_sizes(bare(build)) if isinstance(build, nn.Module) else None
-        self._build, self._built = build, built
+            self.parent = self._with_sizes(bare(first)) if isinstance(first, nn.Module) else None
+        self._build, self._built = first, built
         self._skeletons: dict[str, nn.Module] = {}
 
     def plain(self, *, kept: bool = False) -> nn.Module:
@@ -117,16 +114,11 @@ class Blueprint:
         """Whether the user gave trained weights; networks too small to tell are assumed trained."""
         if self.parent is not None:
             return self.has_learned or all(p.numel() < _TELLING for p in self.parent.parameters())
-        return self._share_alike > 0.5
-
-    @property
-    def repeats_weights(self) -> bool:
-        """Whether the factory returns the same weights at every call, so that all members would start equal."""
-        return self.parent is None and self._share_alike == 1.0
+        return self.share_alike > 0.5
 
     @cached_property
-    def _share_alike(self) -> float:
-        """The share of random weights that is equal in two networks of different seeds."""
+    def share_alike(self) -> float:
+        """The share of the drawn weights that is the same in two networks of different seeds; 1 if a function always returns the same."""
         one, other = self._seeded("one") if self._built is None else self._built, self._seeded("other")
         pairs = [(a, b) for a, b in zip(one.parameters(), other.parameters()) if a.requires_grad and a.shape == b.shape]
         drawn = [(a, b) for a, b in pairs if a.numel() > 1 and not bool((a == a.flatten()[0]).all())]
@@ -178,7 +170,7 @@ class Blueprint:
 
     def _converted(self, network: nn.Module, seed: int, *place: int | str, kept: bool) -> nn.Module:
         structure = self.structure.keeping() if kept else self.structure
-        with rng.seeded(seed, *place, "convert"), with_ends(self.interface.first, self.interface.last):
+        with rng.seeded(seed, *place, "convert"), draws.under(ends=(self.interface.first, self.interface.last)):
             joint = structure.convert(network, rng.generator(seed, *place, "structure"))
         if isinstance(joint, Joint):
             joint.avoid(self.interface.avoids)
@@ -193,10 +185,7 @@ class Blueprint:
 
     def given(self, seed: int, *place: int | str) -> State | None:
         """Return the state of the given parent, converted by the structure; None for a factory."""
-        if self.parent is None:
-            return None
-        parent = self.interface.attach(as_linear(copy.deepcopy(self.parent)))
-        return state_of(self._converted(parent, seed, *place, kept=True))
+        return None if self.parent is None else state_of(self.joint(seed, *place, kept=True))
 
     @property
     def floats(self) -> torch.dtype:

@@ -13,17 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from choral.base.errors import RunError
-from choral.engine.files import (
-    Part,
-    pack_parts,
-    pack_tensors,
-    unpack_tensors,
-    write_bytes,
-)
+from choral.engine.files import Part, pack_parts, pack_tensors, unpack_tensors, write_bytes
+from choral.masks.bitmask import pack, unpack
 from choral.plan.early_stopping import SHARE
+from choral.plan.phases import Variant
 from choral.plan.sparse import MASK
 from choral.plan.state import State
-from choral.plan.variants import Variant
 from choral.plan.walk import Place
 
 
@@ -298,8 +293,6 @@ def encode_member(state: State, *, number: int = 0, run: str | None = None) -> b
 
 def member_tensors(state: State) -> dict[str, Tensor]:
     """Return the tensors that store a member; masked parameters as a bitmask and the kept values."""
-    from choral.masks.bitmask import pack
-
     mask = state.mask
     tensors = {f"buffers/{n}": b for n, b in state.buffers.items()}
     tensors |= {f"params/{n}": p for n, p in state.params.items() if n not in mask}
@@ -310,8 +303,6 @@ def member_tensors(state: State) -> dict[str, Tensor]:
 
 def state_from(tensors: dict[str, Tensor], form: Any, where: str) -> State:
     """Return the state whose `member_tensors` these are; errors name the file."""
-    from choral.masks.bitmask import unpack
-
     parts: dict[str, dict[str, Tensor]] = {"buffers": {}, "params": {}, "packed": {}, "share": {}}
     for full, tensor in tensors.items():
         part, _, name = full.partition("/")

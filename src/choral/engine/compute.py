@@ -5,12 +5,11 @@ BatchNorm takes statistics over all processes, and of each part where gradients 
 """
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,11 +20,12 @@ from torch.utils.flop_counter import flop_registry
 
 from choral.base import batches
 from choral.base.batches import Batch
+from choral.base.devices import is_processor
 from choral.base.draws import Part
 from choral.base.errors import InputError
 from choral.base.interface import Calls
 from choral.base.rng import DispatchMode
-from choral.base.values import COUNT, NOT_NEGATIVE, Limit, Limits, Value
+from choral.base.values import Count, NotNegative, Positive, Value
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import batches_in
 from choral.plan.phases import Phase
@@ -35,9 +35,6 @@ from choral.structures.base import Structure
 Executor = Literal["auto", "sequential", "vectorized"]
 OnExisting = Literal["resume", "overwrite", "extend"]
 """What happens to a run that the folder holds: it continues, it is removed, or members are added to it."""
-
-
-_SECONDS = Limit(lambda given: 0 < given < math.inf, "a number of seconds above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,25 +57,17 @@ class Compute(Value):
     'auto'
     """
 
-    limits: ClassVar[Limits] = {
-        "threads": COUNT,
-        "accumulate": COUNT,
-        "time_limit": _SECONDS,
-        "checkpoint_seconds": NOT_NEGATIVE,
-    }
-
     device: Any = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     executor: Executor = "auto"
-    threads: int | None = None
-    time_limit: float | None = None
-    accumulate: int = 1
+    threads: Count | None = None
+    time_limit: Positive | None = None
+    accumulate: Count = 1
     data_parallel: bool = False
     cluster: Any = None
-    checkpoint_seconds: float = 5.0
+    checkpoint_seconds: NotNegative = 5.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "device", str(self.device))
         if self.data_parallel and self.executor == "vectorized":
             raise InputError("executor='vectorized' trains in one process; leave it out with data_parallel=True.")
@@ -98,15 +87,12 @@ class Store(Value):
     'memory://run'
     """
 
-    limits: ClassVar[Limits] = {"timeout_seconds": _SECONDS, "tries": COUNT}
-
     url: str
-    timeout_seconds: float = 60.0
-    tries: int = 4
+    timeout_seconds: Positive = 60.0
+    tries: Count = 4
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if "://" not in self.url:
             raise InputError(f"Store: url is {self.url!r}; give one with ://, such as 's3://bucket/run'.")
 
@@ -165,13 +151,13 @@ def operations(network: nn.Module, counted: "Counting", rows: int) -> float:
     return max(counted.total / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
 
 
-def threads_for(operations: float, rows: int, *, together: int = 1) -> int:
+def threads_for(operations: float, rows: int, device: torch.device, *, together: int = 1) -> int:
     """Return the number of threads for forward passes of some rows: one for small ones, all that the user allows for others.
 
     An MLP of 3 x 128, batch 128, trains 1.27 times slower with two threads than with one, and 3.7 times on a busy machine.
     `operations` are those of one row and network; `together` counts networks whose products are one operation.
     """
-    small = _SMALL if together == 1 else _SMALL_STACK
+    small = (_SMALL if together == 1 else _SMALL_STACK) if is_processor(device) else 0
     return 1 if operations * together * rows < small else torch.get_num_threads()
 
 
@@ -206,8 +192,7 @@ class Parts:
     @property
     def environment(self) -> dict[str, int]:
         """What decides the last bits of sums, where it is not the usual."""
-        found = {"processes": self.size, "accumulate": self.accumulate}
-        return {name: count for name, count in found.items() if count > 1}
+        return {n: count for n, count in (("processes", self.size), ("accumulate", self.accumulate)) if count > 1}
 
     def agreed(self, value: T) -> T:
         """Return the first process's value."""

@@ -28,9 +28,8 @@ from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, sharing_o
 from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
-from choral.plan.phases import Every, Phase, Train
+from choral.plan.phases import Context, Every, Phase, Train, Variant
 from choral.plan.state import Role, State
-from choral.plan.variants import Variant
 from choral.plan.walk import Place
 from choral.structures.base import Structure
 
@@ -106,7 +105,7 @@ def own_draws(phase: Phase) -> Iterator[None]:
         raise PlanError(f"{said}; draw with generator=context.generator('purpose').")
 
 
-class BranchContext:
+class BranchContext(Context):
     """The implementation of `plan.phases.Context` for one branch at one place."""
 
     def __init__(
@@ -129,42 +128,33 @@ class BranchContext:
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Shape of all training targets."""
         return (self.points, *self._source.example(1)[1].shape[1:])
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the generator of this place."""
         return rng.generator(self._seed, *self._place, purpose)
 
     def sibling_generator(self, purpose: str) -> torch.Generator:
-        """Return a generator all branches of the innermost fork share."""
         return rng.generator(self._seed, *self._fork, "siblings", purpose)
 
     def partition(self, parts: int) -> Tensor:
-        """Return the part that each training point belongs to."""
         known = self._source.folds  # drawn by the targets as they are in the data, which rounding has not changed
         if known is not None and int(known.max()) + 1 == parts:
             return known
         return partition(self._source, parts, self._seed)
 
     def fresh(self) -> State:
-        """Return a newly built network's state."""
         return self._task.blueprint.fresh(self._seed, *self._place)
 
     def given(self) -> State | None:
-        """Return the state of the network passed to `fit`."""
         return self._task.blueprint.given(self._seed, *self._place)
 
     def network(self, state: State) -> nn.Module:
-        """Return the joint network holding the state, in evaluation mode."""
         return self._task.blueprint.load(state).eval()
 
     def member(self, state: State, index: int) -> nn.Module:
-        """Return one member as a plain network, in evaluation mode."""
         return self._task.structure.member(self.network(state), index).eval()
 
     def example(self) -> Batch:
-        """Return the first training inputs as the joint network reads them."""
         with draws.keyed(rng.key(self._seed, *self._place, "example")):
             return self._task.fed(moved(self._source.example()[0], self._task.device))
 
@@ -174,7 +164,6 @@ class BranchContext:
         return known or executed(self.network(state), self.example())
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:
-        """Yield training inputs as the joint network reads them: all in order, or some at random."""
         order = self._seen
         if points is not None and points < len(order):
             order = order[torch.randperm(len(order), generator=self.generator("inputs"))[:points]]
@@ -183,7 +172,6 @@ class BranchContext:
                 yield self._task.fed(moved(x, self._task.device))
 
     def gradients(self, state: State, batches: int) -> Params:
-        """Return the likelihood's gradient summed over some training batches."""
         network = self._task.blueprint.load(state).train()
         sharing = sharing_of(self._task.structure, network)
         network.zero_grad(set_to_none=True)
@@ -393,8 +381,7 @@ class Epochs:
             self._leave_out([b for b in trained if not math.isfinite(losses[b.place])], epoch)
             trained = [b for b in trained if b.goes_on]
         values: dict[Place, float] = {}
-        stop = self.run.rules.stop  # which may say to validate less often than after every epoch and the last
-        if stop is None or self._selects or (epoch + 1) % stop.every == 0 or epoch + 1 == self.phase.epochs:
+        if self._selects or (epoch + 1) % self.run.rules.every == 0 or epoch + 1 == self.phase.epochs:
             values = self._validate(epoch, [b for b in trained if math.isfinite(losses[b.place])])
         trained = [b for b in trained if b.goes_on]
         about: dict[str, Any] = {}
@@ -403,7 +390,7 @@ class Epochs:
             about["remaining"] = self.run.remaining([branch.reached for branch in trained])
         if self.run.validation is not None:
             about["validation"] = [values.get(branch.place) for branch in trained]
-            about["measure"] = self.run.rules.measure.name
+            about["measure"] = self.run.rules.monitor.name
         ledger.log.event(
             kind="epoch",
             places=[str(branch.place + self.suffix) for branch in trained],
@@ -431,7 +418,7 @@ class Epochs:
         started = time.perf_counter()
         self._take_out()
         key_of = {branch.place: key for group in self.groups for branch, key in zip(group.branches, group.keys)}
-        together = rules.stop is not None and rules.stop.by == "ensemble"
+        together = rules.by == "ensemble"
         keys, outputs = [key_of[branch.place] for branch in branches], torch.empty(0)
         if self.phase.select is not None:
             assert isinstance(validation, Validation), "networks that are chosen among are watched by the same points"
@@ -450,7 +437,7 @@ class Epochs:
             if math.isnan(value):
                 self._say_nan(epoch, branch)
             watch = branch.watch
-            better = rules.measure.improves(value, watch.best, rules.stop.min_delta if rules.stop else 0.0)
+            better = rules.monitor.improves(value, watch.best, rules.min_delta)
             if not given <= branch.reached.slots.keys():
                 watch.best_epoch = epoch + 1
             elif better:
@@ -475,7 +462,7 @@ class Epochs:
 
     def _say_nan(self, epoch: int, branch: Branch) -> None:
         """Raise RunError if a function of the user returned NaN; warn once for each branch if a score is NaN."""
-        measure, where = self.run.rules.measure, f"after epoch {epoch + 1} of {branch.place + self.suffix}"
+        measure, where = self.run.rules.monitor, f"after epoch {epoch + 1} of {branch.place + self.suffix}"
         if measure.function is not None:
             raise RunError(f"the validation measure {measure.name!r} gave NaN {where}; let it return a number.")
         if branch.place not in self._unmeasured:
@@ -484,7 +471,7 @@ class Epochs:
 
     def _stop(self, epoch: int, reason: str) -> None:
         """Stop branches whose patience is exhausted, or all at the time limit or when the selection no longer improves."""
-        patience = None if self.run.rules.stop is None else self.run.rules.stop.patience
+        patience = self.run.rules.patience
         for branch in self._going():
             watch = branch.watch
             if reason == "patience" and (patience is None or epoch - watch.best_epoch < patience):

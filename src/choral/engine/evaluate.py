@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from choral.base import batches, devices, draws, rng
+from choral.base import batches, draws, rng
 from choral.base.batches import Batch
-from choral.base.draws import Kept
 from choral.engine.blueprint import filled
 from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import Counting, operations, threads_for, using
 from choral.engine.task import Task
 from choral.engine.trainers import UNMAPPED
+from choral.layers.bayesian.sampling import Kept
 from choral.layers.convert import call_with, ties_of
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -338,12 +338,10 @@ class Evaluation:
         return Evaluation(self._task, self._store, self._count, plain=True).outputs(x, batch_size=batch_size)
 
     def _settle_threads(self, evaluator: Evaluator, x: Batch, size: int) -> int:
-        most = torch.get_num_threads()
-        if most == 1 or not devices.is_processor(self._task.device):
-            return most
         rows = min(batches.rows(x), size, evaluator.rows)
         mapped = isinstance(evaluator, StackedEvaluator) and rows <= evaluator.most
-        return threads_for(evaluator.operations, rows, together=len(evaluator.numbers) if mapped else 1)
+        together = len(evaluator.numbers) if mapped else 1
+        return threads_for(evaluator.operations, rows, self._task.device, together=together)
 
     def evaluators(self, x: Batch) -> list[Evaluator]:
         """Return the evaluators; the first input that the networks can read decides what they are."""

@@ -113,24 +113,18 @@ def events_in(data: bytes) -> Iterator[dict[str, Any]]:
 
 def unfinite(state: State, blueprint: Blueprint) -> str:
     """Return which weight or buffer holds NaN or infinity, in a few words; infinities that a new network holds too do not count."""
-    for name, p in state.params.items():
-        if not _is_finite(p):
-            return f"{name} holds {_worst(p)}"
-    odd = [name for name, b in state.buffers.items() if not _is_finite(b)]
-    if odd:
-        built = blueprint.fresh(0, "finite").buffers
-        for name in odd:
-            if name not in built or _is_finite(built[name]):
-                return f"the buffer {name} holds {_worst(state.buffers[name])}"
+    held = state.params | state.buffers
+    odd = [name for name, tensor in held.items() if not _is_finite(tensor)]
+    new = blueprint.fresh(0, "finite").buffers if any(name in state.buffers for name in odd) else {}
+    for name in odd:
+        if name not in new or _is_finite(new[name]):
+            what = "NaN" if bool(held[name].isnan().any()) else "infinity"
+            return f"{'the buffer ' if name in state.buffers else ''}{name} holds {what}"
     return ""
 
 
 def _is_finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
-
-
-def _worst(tensor: Tensor) -> str:
-    return "NaN" if bool(tensor.isnan().any()) else "infinity"
 
 
 _COUNTED: dict[str, float] = {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}

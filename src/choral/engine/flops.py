@@ -199,10 +199,7 @@ def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
 
 def rehearse(task: Task, source: Source, plan: Phase) -> None:
     """Raise the errors of operators about the network (nothing to prune, for example) before training."""
-    found: list[bool] = []
-    walk(plan, None, Visitor(change=lambda phase, _, __: found.append(phase.foreseen), rounds=once, branches=first))
-    if any(found):
-        walk(plan, _Reached(None, 1), replace(_untrained(task, source), rounds=once))
+    walk(plan, _Reached(None, 1), replace(_untrained(task, source), rounds=once))
 
 
 def _untrained(task: Task, source: Source) -> "Visitor[_Reached]":

@@ -25,8 +25,7 @@ from choral.tables.table import Table
 
 MADE_AGAIN = ("results.json", "likelihood.json", "evaluation.json", "report.json", "report.html", "ensemble.choral")
 """Files that are made of finished members."""
-_BEGUN = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json")
-RUN_FILES = (*_BEGUN, *MADE_AGAIN)
+RUN_FILES = ("plan.json", "command.json", "log.jsonl", "out_of_fold.safetensors", "choice.json", *MADE_AGAIN)
 _BESIDE = ("members", "checkpoints", "leaves", "figures", "comparison.json", ".lock")
 _GROWS = ("branches", "times")
 _ANEW = "another run_dir (--out), or on_existing='overwrite' (--overwrite)"
@@ -141,12 +140,7 @@ def read_likelihood(folder: Path, run: str) -> Likelihood | None:
 
 
 def settle(
-    folder: Path | None,
-    job: Job,
-    *,
-    table: Table | None,
-    on_existing: OnExisting = "resume",
-    stack: int | None = None,
+    folder: Path | None, job: Job, *, table: Table | None, on_existing: OnExisting = "resume", stack: int | None = None
 ) -> tuple[dict[str, Any], int]:
     """Return the plan of a run and how many branches are trained together; RunError if the folder contains another run.
 

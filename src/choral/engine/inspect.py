@@ -37,9 +37,8 @@ from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
 from choral.engine.compute import Counting, operations
 from choral.layers.bayesian.sampling import at_means
-from choral.layers.convert import holds
+from choral.layers.convert import ends_of, holds
 from choral.layers.joint.network import Joint, channels_last
-from choral.layers.packed.networks import ends_of
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
@@ -80,24 +79,8 @@ class Findings:
     lends: bool = True  # whether the network, or a transform, may draw by functions of torch that are not caught
 
 
-def _hiding(network: nn.Module) -> str:
-    """Return where a network has layers that torch does not register, as text."""
-    for module in network.modules():
-        for name, value in vars(module).items():
-            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            if not name.startswith("_") and any(isinstance(m, nn.Module) for m in held):
-                return f"self.{name} of {type(module).__name__}"
-    return "another object"
-
-
 def inspect_plain(
-    build: Build | nn.Module,
-    source: Source,
-    structure: Structure,
-    *,
-    inputs: Any,
-    output: Any,
-    device: torch.device,
+    build: Build | nn.Module, source: Source, structure: Structure, *, inputs: Any, output: Any, device: torch.device
 ) -> Plain:
     """Build the plain network and run it on the first rows; the source uses its dtype for real numbers from now on."""
     with rng.seeded(0, "look"):
@@ -136,8 +119,8 @@ def inspect_plain(
     used = parameters_of(outputs)
     if any(isinstance(p, nn.Parameter) and id(p) not in names for p in used):
         raise InputError(
-            f"build: forward uses layers that are kept in {_hiding(network)}, where torch does not see them, so they would not be trained, copied or "
-            "saved; keep them in an nn.ModuleList or nn.ModuleDict."
+            "build: forward uses layers that are kept in a list, a dict or another object, where torch does not see them, so they would not be "
+            "trained, copied or saved; keep them in an nn.ModuleList or nn.ModuleDict."
         )
     made = tuple(calls.of(outputs)) if outputs.requires_grad else ()
     shape = tuple(interface.picked(found).shape[1:])
@@ -242,13 +225,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def inspect_training(
-    network: nn.Module,
-    structure: Structure,
-    plain: Plain,
-    loss: _Loss,
-    *,
-    rows: int,
-    link: str,
+    network: nn.Module, structure: Structure, plain: Plain, loss: _Loss, *, rows: int, link: str
 ) -> Findings:
     """Run a copy of the joint network on this many first rows as in training; raise what would fail or silently train something else."""
     trial = _Trial(network, structure, loss, training=rows > 0)
@@ -262,8 +239,12 @@ def inspect_training(
         if rows:
             named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
             if named.isdisjoint(map(id, parameters_of(value))):
-                said = "the loss depends on no parameter of the network that is to be trained"
-                raise InputError(f"{said}; leave out detach, item, numpy and no_grad in forward and in the loss.")
+                said = (
+                    "the loss depends on no parameter, or no parameter of the network is to be trained (all are frozen)"
+                )
+                raise InputError(
+                    f"{said}; leave out detach, item, numpy and no_grad in forward and loss, or free a layer."
+                )
             with rng.seeded(0, "backward") as again:
                 value.sum().backward()
             if again:
@@ -451,7 +432,7 @@ def lost_weights(blueprint: Blueprint, recipe: Recipe) -> str:
     structure, taken = blueprint.structure, list[bool]()
     walk(recipe.plan, None, Visitor(start=lambda phase, _, __: taken.append(phase.takes_given)))
     resized = structure.draws_anew
-    if len(taken) > 1 and not any(taken) and blueprint.repeats_weights:
+    if len(taken) > 1 and not any(taken) and blueprint.parent is None and blueprint.share_alike == 1.0:
         return (
             f"build returns the same weights at every call, so the {len(taken)} members of '{recipe.name}' start alike; let it make a new network "
             "at each call (build=Net, not lambda: net), unless these weights are trained."

@@ -30,8 +30,9 @@ from choral.engine.identity import differences, identity_of
 from choral.engine.inspect import left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, stopped
-from choral.engine.validation import AUTO, Folds, Rules, Validation, chosen, rules_of, set_apart, wants_validation
+from choral.engine.validation import AUTO, Folds, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.layers.convert import holds
+from choral.plan.early_stopping import EarlyStopping, Measure
 from choral.plan.phases import Fork, Phase, Train
 from choral.plan.walk import Place, Visitor, once, trainings, walk
 from choral.recipes import recipe_of
@@ -48,7 +49,7 @@ class Job:
     task: Task  # what stays the same over the run
     source: Source  # training points
     validation: Validation | Folds | None  # measures networks on held-out points
-    rules: Rules  # when training ends before its budget, and what is kept of it
+    rules: EarlyStopping  # when training ends before its budget, by what measure, and what is kept of it
     watched: dict[str, Any]  # what validation was asked for, as part of the run's identity
     seed: int  # root of every draw
     compute: Compute = Compute()  # where and how, as the user asked for
@@ -66,7 +67,7 @@ class Job:
     @property
     def is_together(self) -> bool:
         """Whether branches must be trained together, stacked or in turns: they stop together, or are selected."""
-        return (self.rules.stop is not None and self.rules.stop.by == "ensemble") or self.selects
+        return self.rules.by == "ensemble" or self.selects
 
 
 def in_agreement(parts: Parts, make: Callable[[], Job]) -> Job:
@@ -146,18 +147,21 @@ class Call:
         recipe = recipe.settled(source.points, task.parameters)
         _say_doubts(task, source, recipe)
         raw, source = source, source.reading(task.likelihood.read)
-        rules = replace(rules, score=task.likelihood.prediction.score)
+        ends = {"stop": None if rules.patience is None else rules.to_dict(), "restore_best": rules.restore_best}
+        rules = replace(rules, monitor=rules.monitor or Measure.of(task.likelihood.prediction.score))
         rehearse(task, source, recipe.plan)
         watch: Validation | Folds | None = None
-        watched = rules.identity(validation, held)
+        watched: dict[str, Any] = {}
         if folds is not None:
             if any(phase.select is not None for phase in trainings(recipe.plan)):
                 said = f"'{recipe.name}' chooses among networks by points that none of them sees"
                 raise PlanError(f"{said}; give validation=0.2 instead of cv.")
-            watch = Folds(task, raw, rules.measure, recipe.combine)
-            watched = watch.identity(rules)
+            watch = Folds(task, raw, rules.monitor, recipe.combine)
+            watched = watch.identity() | ends
         elif held is not None:
-            watch = Validation(task, held, rules.measure, recipe.combine)
+            watch = Validation(task, held, rules.monitor, recipe.combine)
+            shown = validation if isinstance(validation, int | float) else "data of its own"
+            watched = {"validation": shown, "held out": held.digest()} | ends
         return Job(recipe, task, source.placed(task.device), watch, rules, watched, seed, compute)
 
 
@@ -284,9 +288,9 @@ def _differing(alone: Params, stacked: Params, task: Task) -> str | None:
 
 def choose_threads(job: Job, *, stacked: bool) -> int:
     """Return how many threads torch's operations get in a run, whose branches may be trained stacked."""
-    most, phases = torch.get_num_threads(), trainings(job.recipe.plan)
-    if most == 1 or not devices.is_processor(job.task.device) or not phases:
-        return most
-    found = _first_train(job.recipe.plan) if stacked else None
+    phases, found = trainings(job.recipe.plan), _first_train(job.recipe.plan) if stacked else None
+    if not phases:
+        return torch.get_num_threads()
     phase, branches = (phases[0], 1) if found is None else found
-    return threads_for(job.task.findings.operations, min(phase.batch_size, job.source.points), together=branches)
+    rows = min(phase.batch_size, job.source.points)
+    return threads_for(job.task.findings.operations, rows, job.task.device, together=branches)

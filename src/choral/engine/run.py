@@ -24,9 +24,8 @@ from choral.engine.files import write_json
 from choral.engine.flops import Flops
 from choral.engine.folder import MADE_AGAIN, environment, read_costs, run_of
 from choral.engine.job import Job
-from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
+from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train, Variant
 from choral.plan.state import State
-from choral.plan.variants import Variant
 from choral.plan.walk import Place, Visitor, collected, forks_to, walk
 
 _SHARE = 0.02  # of the time that checkpoints take, at most
@@ -131,11 +130,9 @@ class Run:
         self.skip_to = 0
         self.wanted: dict[int, Place] | None = None  # members to train again, with their places; None trains all
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
-        self.setup = 0.0  # seconds of this call before training, where time is limited
         self._is_winding_up = False  # the checkpoint from which a call with more time continues is there, and stays
         self.member_of = collected(self.plan)
-        visits = Visitor(start=self._start, change=self._change, train=self._train, collect=self._collect)
-        self._visitor: Visitor[Stack] = visits
+        self._visitor = Visitor(start=self._start, change=self._change, train=self._train, collect=self._collect)
 
     def context(self, place: Place, variant: Variant, state: State | None = None) -> BranchContext:
         """Return the context of an operator at this place, without rows held out of the state."""
@@ -144,13 +141,9 @@ class Run:
 
     def remaining(self, states: Sequence[State]) -> list[dict[str, float]] | None:
         """Return the shares of each network still in use; None if its structure closes no nodes."""
-        shares = []
-        for state in states:
-            left = self.task.structure.remaining(state.params, state.buffers)
-            if left is None:
-                return None
-            shares.append(self.flops.remaining(state, left))
-        return shares
+        left = [self.task.structure.remaining(state.params, state.buffers) for state in states]
+        shares = [self.flops.remaining(state, share) for state, share in zip(states, left) if share is not None]
+        return shares if len(shares) == len(left) else None
 
     @property
     def is_late(self) -> bool:
@@ -179,8 +172,6 @@ class Run:
         """Train the leaves from the current position, or some members only; DivergedError if a branch was lost."""
         if only is not None:
             self.wanted = {number: place for place, number in self.member_of.items() if number in only}
-        if self.setup:
-            self.ledger.count(setup_seconds=self.setup)
         self.train()
         if self.ledger.failed:
             refuse_lost(self.ledger.failed, self.store, len(self.member_of))
@@ -295,12 +286,10 @@ class Run:
         """Warn of a member without active nodes in a layer."""
         left = self.task.structure.remaining(state.params, state.buffers)
         if left and not any(left.values()):
-            message = (
-                f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so its predictions hardly depend on the inputs; "
-                "weigh the penalty less (rho=-2.0, anneal=0.5, kl_weight=0.1), or use another method."
-            )
-            self.log.event(kind="warning", message=message)
-            warn(message)
+            said = f"a member has closed every node of {', '.join(map(repr, list(left)[:3]))}, so its predictions hardly depend on the inputs"
+            said = f"{said}; weigh the penalty less (rho=-2.0, anneal=0.5, kl_weight=0.1), or use another method."
+            self.log.event(kind="warning", message=said)
+            warn(said)
 
     def _train(self, phase: Train, suffix: Place, stack: Stack) -> Stack:
         """Train the branches; those of equal shapes go together, and their epochs are counted one after the other."""
@@ -376,64 +365,57 @@ def refuse_lost(failed: Mapping[Place, str], store: MemberStore, count: int) -> 
 
 
 def carry_out(
-    job: Job,
-    folder: Path | None,
-    plan: dict[str, Any],
-    width: int,
-    listener: Callback | None,
-    *,
-    started: float,
+    job: Job, folder: Path | None, plan: dict[str, Any], width: int, listener: Callback | None, *, started: float
 ) -> tuple[MemberStore, dict[str, Any]]:
     """Run a job, or what is left of it, and return its members and its cost. Without a folder nothing is written."""
     store = MemberStore() if folder is None else MemberStore(folder / "members", run=run_of(plan))
     checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
+    parts, leaves, apart = job.task.parts, cut(job.recipe.plan, width), plan["executor"] == "sequential"
     with closing(Log(None if folder is None else folder / "log.jsonl", listener)) as log:
-        apart = plan["executor"] == "sequential"
-        leaves = cut(job.recipe.plan, width)
         run = Run(job=job, leaves=leaves, apart=apart, store=store, checkpoints=checkpoints, log=log)
-        if job.compute.time_limit is not None:
-            run.setup = job.task.parts.agreed(time.perf_counter() - started)
-        costs = _completed(run, folder, plan, started=started)
+        is_trained, costs, lost = parts.agreed(_found(run, folder, plan))
+        # processes without the folder get the members that are there, so that each returns the whole ensemble
+        present = costs.get("kept", [number for number in run.member_of.values() if number not in lost])
+        for number in present if parts.size > 1 else ():
+            state = parts.agreed(store.get(number) if parts.writes else None)
+            if state is not None and not parts.writes:
+                store.put(number, state)
+        if is_trained:
+            run.mend(lost)
+        else:
+            _train_rest(run, plan, lost, started)
+        if not costs:
+            if not run.ledger.counted["epochs"]:
+                run.ledger.counted, run.ledger.stopped = parts.agreed(recalled(log.path))
+            costs = parts.agreed(costs_of(run, started))
+            if folder is not None:
+                write_json(folder / "results.json", costs, within=folder)
+        if checkpoints is not None and "ended" not in costs:
+            checkpoints.clear()
     if "kept" in costs:
         store.numbers = costs["kept"]
     return store, costs
 
 
-def _completed(run: Run, folder: Path | None, plan: dict[str, Any], *, started: float) -> dict[str, Any]:
-    """Train the missing parts of a run; return its cost."""
-    count, parts = len(run.member_of), run.task.parts
-    alone = False, dict[str, Any](), run.store.lost(count)
-    finished, costs, lost = parts.agreed(alone if folder is None else _standing(run, folder, plan))
-    # processes without the folder get the members that are there, so that each returns the whole ensemble
-    present = costs.get("kept", [number for number in range(count) if number not in lost])
-    for number in present if parts.size > 1 else ():
-        state = parts.agreed(run.store.get(number) if parts.writes else None)
-        if state is not None and not parts.writes:
-            run.store.put(number, state)
-    added = plan.get("extended")
-    if finished:
+def _train_rest(run: Run, plan: dict[str, Any], lost: Mapping[int, str], started: float) -> None:
+    """Continue a run from its checkpoint, or begin it; an extended one without a checkpoint trains the members that are not there."""
+    parts, added = run.task.parts, plan.get("extended")
+    if added is not None:
+        run.ledger.counted |= added["counted"]
+    if added is None or parts.agreed(bool(run.checkpoints)):
+        run.begin()
+    if run.snapshot is not None:
         run.mend(lost)
-    else:
-        if added is not None:
-            run.ledger.counted |= added["counted"]
-        if added is None or parts.agreed(bool(run.checkpoints)):
-            run.begin()
-        if run.snapshot is not None:
-            run.mend(lost)
-        run.execute(only=None if added is None else parts.agreed(list(run.store.lost(count))))
-    if not costs:
-        if not run.ledger.counted["epochs"]:
-            run.ledger.counted, run.ledger.stopped = parts.agreed(recalled(run.log.path))
-        costs = parts.agreed(costs_of(run, started))
-        if folder is not None:
-            write_json(folder / "results.json", costs, within=folder)
-    if run.checkpoints is not None and "ended" not in costs:
-        run.checkpoints.clear()
-    return costs
+    if run.job.compute.time_limit is not None:
+        run.ledger.count(setup_seconds=parts.agreed(time.perf_counter() - started))
+    run.execute(only=None if added is None else parts.agreed(list(run.store.lost(len(run.member_of)))))
 
 
-def _standing(run: Run, folder: Path, plan: dict[str, Any]) -> tuple[bool, dict[str, Any], dict[int, str]]:
-    """Return the progress of a run: whether only mending is left, its cost, and its lost members."""
+def _found(run: Run, folder: Path | None, plan: dict[str, Any]) -> tuple[bool, dict[str, Any], dict[int, str]]:
+    """Return what a folder holds of a run: whether training has ended, what it cost, and which members are lost."""
+    lost = run.store.lost(len(run.member_of))
+    if folder is None:
+        return False, {}, lost
     try:
         costs = read_costs(folder)
     except RunError as error:
@@ -445,7 +427,6 @@ def _standing(run: Run, folder: Path, plan: dict[str, Any]) -> tuple[bool, dict[
             (folder / name).unlink(missing_ok=True)
         costs = {}
     finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    lost = run.store.lost(len(run.member_of))
     if "kept" in costs:  # members that a time limit left out are not lost
         gone = [number for number in costs["kept"] if number in lost]
         if gone:

@@ -19,14 +19,7 @@ from choral.data.inputs import Mixing, Transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
 from choral.engine.compute import Parts, check_parts
-from choral.engine.inspect import (
-    Findings,
-    Plain,
-    check_alone,
-    inspect_plain,
-    inspect_training,
-    lost_weights,
-)
+from choral.engine.inspect import Findings, Plain, check_alone, inspect_plain, inspect_training, lost_weights
 from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
 from choral.objectives.likelihoods import Likelihood, resolve
@@ -212,14 +205,11 @@ def make_task(
     if targets is None:
         _, targets, weights = some_points(source)
     decided = resolve(given, targets, plain.shape, standardize=standardize, weights=weights, whole=whole)
-    images = plain.interface.reads is not None and any(
-        t.dim() == 4 for t in batches.leaves(plain.ready(source.example()[0]))
-    )
+    images = any(t.dim() == 4 for t in batches.leaves(plain.ready(source.example()[0])))
     interface = plain.interface
     while True:
-        options: dict[str, Any] = {"device": place, "images": images, "interface": interface, "built": plain.network}
         task = Task(
-            Blueprint(build, structure, **options),
+            Blueprint(build, structure, device=place, images=images, interface=interface, built=plain.network),
             structure,
             recipe.objective,
             decided,
@@ -232,10 +222,6 @@ def make_task(
             parts,
         )
         network = task.blueprint.network().eval()
-        if not any(p.requires_grad for p in network.parameters()):
-            raise InputError(
-                "build: no parameter of the network is to be trained (all are frozen); free the last layer."
-            )
         check_parts(parts, structure, source.drawn(), recipe.plan)
         _check_patterns(recipe, network)
         try:

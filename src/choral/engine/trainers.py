@@ -27,9 +27,8 @@ from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
 from choral.plan.optimizers import Member, Stepper, clip_gradients
-from choral.plan.phases import Train
+from choral.plan.phases import Train, Variant
 from choral.plan.state import State
-from choral.plan.variants import Variant
 from choral.structures.base import Structure
 
 
@@ -276,7 +275,7 @@ class PlainTrainer(_Trainer):
             lending = rng.seeded(self.key, "unkeyed", pace.step) if self.lend else nullcontext()
             with (
                 lending,
-                nullcontext() if part is None else task.parts.norms(part),
+                task.parts.norms(part),
                 draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(

@@ -7,7 +7,6 @@ those of a run without validation.
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -34,29 +33,6 @@ _LEAST = 40  # points of which some are held out where `fit` chooses
 _CHUNK = 1024  # points read and evaluated at once
 _WIDEST = 1 << 24  # numbers of all networks that are mapped together, at most
 _TAME = 60.0  # outputs below it give finite variances, rates and probabilities, whatever function they go through
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The user's rules: when to stop, which weights to keep."""
-
-    stop: EarlyStopping | None = None  # with a patience
-    restore_best: bool = False
-    score: str = "nll"  # of the task, measured unless `stop` says otherwise
-
-    @cached_property
-    def measure(self) -> Measure:
-        """What is measured."""
-        asked = None if self.stop is None else self.stop.monitor
-        return asked or Measure.of(self.score)
-
-    def identity(self, validation: Any, held: Source | None) -> dict[str, Any]:
-        """Return what a later call with the same folder must repeat; empty without validation rows."""
-        if held is None:
-            return {}
-        shown = validation if isinstance(validation, int | float) else "data of its own"
-        stop = None if self.stop is None else self.stop.to_dict()
-        return {"validation": shown, "held out": held.digest(), "stop": stop, "restore_best": self.restore_best}
 
 
 class Limit(float):
@@ -91,17 +67,17 @@ def wants_validation(early_stopping: EarlyStopping | None) -> bool:
     return early_stopping is not None and (early_stopping.patience is not None or early_stopping.restore_best)
 
 
-def rules_of(validation: Any, early_stopping: EarlyStopping | None, folds: int | None = None) -> Rules:
-    """Return the checked rules of a user; InputError for those that need validation without it."""
+def rules_of(validation: Any, early_stopping: EarlyStopping | None, folds: int | None = None) -> EarlyStopping:
+    """Return when to stop and which weights to keep; InputError for rules that need validation without it."""
     if validation is not None and folds is not None:
         raise InputError("validation and cv both say which points are held out; give one of them.")
     watched = validation is not None or folds is not None
     if wants_validation(early_stopping) and not watched:
         raise InputError("early_stopping needs held-out points; give validation=0.2 (a share) or validation=(x, y).")
-    if early_stopping is None:
-        return Rules(None, watched)
-    stop = None if early_stopping.patience is None else early_stopping
-    return Rules(stop, early_stopping.restore_best)
+    if early_stopping is None or early_stopping.patience is None:
+        kept = watched if early_stopping is None else early_stopping.restore_best
+        return EarlyStopping(patience=None, restore_best=kept)
+    return early_stopping
 
 
 def set_apart(
@@ -266,12 +242,11 @@ class Folds:
         sizes = [self.parts[fold].source.mass() for fold in folds]
         return [sum(v * s for v, s in zip(found, sizes)) / sum(sizes)] * len(states)
 
-    def identity(self, rules: Rules) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return what a later call with the same folder must repeat."""
-        stop = None if rules.stop is None else rules.stop.to_dict()
         groups = self.source.groups
         held = {} if groups is None else {"groups": hashed([groups.numpy()])}
-        return held | {"folds": self.count, "stop": stop, "restore_best": rules.restore_best}
+        return held | {"folds": self.count}
 
 
 _OUTPUTS = slot("held-out outputs")  # of a chosen state, kept with it so that a resumed run chooses by the same bits

@@ -31,7 +31,7 @@ from choral.engine.checkpoint import MemberStore, member_tensors
 from choral.engine.evaluate import Evaluation
 from choral.engine.files import pack_tensors, sweep, write_bytes
 from choral.engine.task import Task
-from choral.layers.attention import put_back
+from choral.layers.convert import put_back
 from choral.layers.kernels import pointwise
 from choral.objectives.likelihoods import About, Likelihood
 from choral.plan.state import State

@@ -1,22 +1,17 @@
-"""Attention and other linear maps as separate `nn.Linear` layers, so that they can be converted.
+"""Attention with separate `nn.Linear` layers, which can be converted.
 
 `nn.MultiheadAttention` keeps three projections in one parameter and reads the weights of the fourth without calling it; a replaced layer
 would never run. `open_attention` replaces it by an equal module whose four projections are ordinary `nn.Linear` layers.
-
-Other linear maps are detected by a dry run, replaced by `nn.Linear` before a network is converted, and put back in members, such as
-transformers' `Conv1D` (GPT-2), whose weight is (input, output).
 """
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base.errors import ConversionError
 from choral.base.text import matches
-from choral.layers.convert import swap, tied_layers, within
-from choral.layers.functional import emptied, filled, numbers, same_results
+from choral.layers.convert import linear, swap, within
 
 
 class OpenAttention(nn.Module):
@@ -97,15 +92,6 @@ class OpenAttention(nn.Module):
         return f"heads={self.heads}, batch_first={self._batch_first}"
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Return a linear layer with copies of a weight (output, input) and a bias."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), weight.requires_grad)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
-    return layer
-
-
 def open_attention(network: nn.Module, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> nn.Module:
     """Return a copy of the network with `OpenAttention` in place of `nn.MultiheadAttention`.
 
@@ -123,65 +109,3 @@ def open_attention(network: nn.Module, *, include: Sequence[str] = (), exclude: 
         return OpenAttention(module) if not include or matches(name, include) else None
 
     return swap(network, replace)
-
-
-_HELD = "_linear_maps"
-
-
-def as_linear(network: nn.Module) -> nn.Module:
-    """Return the network with `nn.Linear` in place of other layers that compute a linear map; itself if there are none."""
-    found = {
-        name: turned for name, layer in network.named_modules() if name and (turned := _is_turned(layer)) is not None
-    }
-    found = {name: turned for name, turned in found.items() if name not in tied_layers(network)}
-    if not found:
-        return network
-    held = {name: (emptied(network.get_submodule(name)), turned) for name, turned in found.items()}
-
-    def replace(name: str, layer: nn.Module) -> nn.Module | None:
-        if name not in found:
-            return None
-        weight = layer.get_parameter("weight")
-        return linear(weight.t() if found[name] else weight, layer._parameters.get("bias"))
-
-    made = swap(network, replace)
-    setattr(made, _HELD, held)
-    return made
-
-
-def put_back(network: nn.Module) -> nn.Module:
-    """Return the network of one member with the layers that `as_linear` replaced, holding the weights of their replacements."""
-    held: dict[str, tuple[nn.Module, bool]] = getattr(network, _HELD, {})
-
-    def replace(name: str, layer: nn.Module) -> nn.Module | None:
-        if name not in held or not isinstance(layer, nn.Linear):
-            return None
-        empty, turned = held[name]
-        weight = layer.weight.t().contiguous() if turned else layer.weight
-        tensors = {"weight": nn.Parameter(weight.detach(), layer.weight.requires_grad), "bias": layer.bias}
-        return filled(empty, {n: t for n, t in tensors.items() if n in empty._parameters})
-
-    return swap(network, replace) if held else network
-
-
-def _is_turned(layer: nn.Module) -> bool | None:
-    """Return whether the weight of a linear map is (input, output) instead of (output, input); None if the layer is no linear map.
-
-    It may have a weight and a bias only, and is tested with values that identify their places.
-    """
-    own = {n: p for n, p in layer._parameters.items() if p is not None}
-    weight, bias = own.get("weight"), own.get("bias")
-    if type(layer).__module__.startswith("torch.") or layer._modules or layer._buffers or isinstance(layer, nn.Linear):
-        return None
-    if weight is None or weight.dim() != 2 or weight.is_meta or len(own) != 1 + (bias is not None):
-        return None
-    given = {n: numbers(p.shape, p) for n, p in own.items()}
-    tried = filled(layer, given)
-    for turned in (True, False):
-        wanted = given["weight"].t() if turned else given["weight"]
-        if bias is None or bias.shape == wanted.shape[:1]:
-            x = numbers((2, 3, wanted.shape[1]), weight)
-            right = F.linear(x, wanted, given.get("bias"))
-            if same_results(tried, x, lambda *_, y=right: y, exact=False):
-                return turned
-    return None

@@ -12,12 +12,15 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from choral.base import draws
 from choral.base.errors import ConversionError
 from choral.base.text import fitting, matches
-from choral.layers.functional import Twin
+from choral.layers.functional import WEIGHTED, Twin, emptied, filled, numbers, same_results
+from choral.layers.packed.layers import GroupedLinear
 
 
 def ties_of(network: nn.Module) -> dict[str, str]:
@@ -192,6 +195,23 @@ def holds(network: nn.Module, *kinds: type) -> bool:
     return any(layers_of(network, kinds))
 
 
+CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+ENDS = (*WEIGHTED, GroupedLinear, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention, *CELLS)
+"""Layers with inputs and outputs."""
+
+
+def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers with inputs and outputs, in order of registration, without those inside an attention, and last the one that gives the
+    output in a dry run.
+
+    >>> [name for name, _ in ends_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))]
+    ['0', '2']
+    """
+    inside = [name + "." for name, _ in layers_of(network, (nn.MultiheadAttention,))]
+    found = {n: m for n, m in layers_of(network, ENDS) if not n.startswith(tuple(inside))}
+    return [(name, found[name]) for name in output_last(list(found))]
+
+
 def within(name: str, patterns: Sequence[str]) -> bool:
     """Return whether the name of a layer, or of a module that contains it, matches one of the patterns.
 
@@ -221,3 +241,91 @@ def _refuse_hooks(name: str, module: nn.Module) -> None:
         raise ConversionError(
             f"layer {name!r} ({type(module).__name__}) has hooks, which would be lost; remove them, or keep the layer with exclude=({name!r},)."
         )
+
+
+def first_layers(names: Sequence[str]) -> list[str]:
+    """Return the layers that read the inputs: those found in a dry run, or the one declared first."""
+    found = draws.now().ends[0]
+    return [n for n in found if n in names] if found else list(names[:1])
+
+
+def output_last(names: Sequence[str]) -> list[str]:
+    """Return layers in the order of declaration, but the one that gives the output, if it is known, at the end.
+
+    >>> with draws.under(ends=((), "head")):
+    ...     output_last(["head", "body", "aside"])
+    ['body', 'aside', 'head']
+    """
+    last = draws.now().ends[1]
+    return [*(n for n in names if n != last), last] if last in names else list(names)
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer with copies of a weight (output, input) and a bias."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return layer
+
+
+_HELD = "_linear_maps"  # where a network keeps the layers that were exchanged, such as transformers' `Conv1D` (GPT-2)
+
+
+def as_linear(network: nn.Module) -> nn.Module:
+    """Return the network with `nn.Linear` in place of other layers that compute a linear map; itself if there are none."""
+    found = {
+        name: turned for name, layer in network.named_modules() if name and (turned := _is_turned(layer)) is not None
+    }
+    found = {name: turned for name, turned in found.items() if name not in tied_layers(network)}
+    if not found:
+        return network
+    held = {name: (emptied(network.get_submodule(name)), turned) for name, turned in found.items()}
+
+    def replace(name: str, layer: nn.Module) -> nn.Module | None:
+        if name not in found:
+            return None
+        weight = layer.get_parameter("weight")
+        return linear(weight.t() if found[name] else weight, layer._parameters.get("bias"))
+
+    made = swap(network, replace)
+    setattr(made, _HELD, held)
+    return made
+
+
+def put_back(network: nn.Module) -> nn.Module:
+    """Return the network of one member with the layers that `as_linear` replaced, holding the weights of their replacements."""
+    held: dict[str, tuple[nn.Module, bool]] = getattr(network, _HELD, {})
+
+    def replace(name: str, layer: nn.Module) -> nn.Module | None:
+        if name not in held or not isinstance(layer, nn.Linear):
+            return None
+        empty, turned = held[name]
+        weight = layer.weight.t().contiguous() if turned else layer.weight
+        tensors = {"weight": nn.Parameter(weight.detach(), layer.weight.requires_grad), "bias": layer.bias}
+        return filled(empty, {n: t for n, t in tensors.items() if n in empty._parameters})
+
+    return swap(network, replace) if held else network
+
+
+def _is_turned(layer: nn.Module) -> bool | None:
+    """Return whether the weight of a linear map is (input, output) instead of (output, input); None if the layer is no linear map.
+
+    It may have a weight and a bias only, and is tested with values that identify their places.
+    """
+    own = {n: p for n, p in layer._parameters.items() if p is not None}
+    weight, bias = own.get("weight"), own.get("bias")
+    if type(layer).__module__.startswith("torch.") or layer._modules or layer._buffers or isinstance(layer, nn.Linear):
+        return None
+    if weight is None or weight.dim() != 2 or weight.is_meta or len(own) != 1 + (bias is not None):
+        return None
+    given = {n: numbers(p.shape, p) for n, p in own.items()}
+    tried = filled(layer, given)
+    for turned in (True, False):
+        wanted = given["weight"].t() if turned else given["weight"]
+        if bias is None or bias.shape == wanted.shape[:1]:
+            x = numbers((2, 3, wanted.shape[1]), weight)
+            right = F.linear(x, wanted, given.get("bias"))
+            if same_results(tried, x, lambda *_, y=right: y, exact=False):
+                return turned
+    return None

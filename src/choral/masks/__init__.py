@@ -7,7 +7,6 @@ layers that must keep the same neurons, because their outputs are summed. Masks 
 """
 
 from choral.base.values import offered
-from choral.masks.prunable import prunable
 from choral.masks.sampling import (
     Masks,
     Scope,
@@ -18,6 +17,7 @@ from choral.masks.sampling import (
     keep_vectors,
     magnitude_masks,
     partition,
+    prunable,
     random_masks,
     regrow,
     total_distance,

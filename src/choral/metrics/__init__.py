@@ -27,21 +27,9 @@ from choral.metrics.diversity import (
     member_correlation,
     pair_matrices,
 )
-from choral.metrics.evaluate import (
-    corrupted_means,
-    corruption_errors,
-    evaluate_classification,
-    mean_corruption_error,
-)
+from choral.metrics.evaluate import corrupted_means, corruption_errors, evaluate_classification, mean_corruption_error
 from choral.metrics.inputs import PROB_FLOOR
-from choral.metrics.regression import (
-    crps,
-    gaussian_log_scores,
-    interval_coverage,
-    interval_width,
-    mixture_nll,
-    rmse,
-)
+from choral.metrics.regression import crps, gaussian_log_scores, interval_coverage, interval_width, mixture_nll, rmse
 from choral.metrics.uncertainty import (
     aleatoric_variance,
     aupr,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from choral.base.errors import InputError
+from choral.base.values import Count
 from choral.metrics.inputs import PROB_FLOOR, checked_finite, checked_labels, checked_probs, mixture_log
 
 
@@ -146,19 +146,17 @@ def equal_count_gap(confidence: Tensor, correct: Tensor, *, bins: int) -> float:
     return sum(abs(float((right - sure).sum())) for sure, right in parts) / len(confidence)
 
 
-def _confidence_and_correct(probs: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
-    if bins < 1:
-        raise InputError(f"bins is {bins}; it must be at least 1.")
+def _confidence_and_correct(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     probs, labels = _checked(probs, labels)
     return probs.max(-1).values, correct_rows(probs, labels)
 
 
-def reliability_table(probs: Tensor, labels: Tensor, *, bins: int = 15) -> ReliabilityTable:
+def reliability_table(probs: Tensor, labels: Tensor, *, bins: Count = 15) -> ReliabilityTable:
     """Return count, mean confidence and accuracy of each of `bins` equally wide bins of confidence."""
-    return binned(*_confidence_and_correct(probs, labels, bins), bins=bins)
+    return binned(*_confidence_and_correct(probs, labels), bins=bins)
 
 
-def ece(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:
+def ece(probs: Tensor, labels: Tensor, *, bins: Count = 15, drop_at_most: int = 0) -> float:
     """Return the expected calibration error: the mean gap between accuracy and confidence, over bins weighted by their rows.
 
     Args:
@@ -175,18 +173,18 @@ def ece(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0)
     return reliability_table(probs, labels, bins=bins).ece(drop_at_most=drop_at_most)
 
 
-def mce(probs: Tensor, labels: Tensor, *, bins: int = 15, drop_at_most: int = 0) -> float:
+def mce(probs: Tensor, labels: Tensor, *, bins: Count = 15, drop_at_most: int = 0) -> float:
     """Return the maximum calibration error: the largest gap of accuracy and confidence in any bin; arguments as in `ece`."""
     return reliability_table(probs, labels, bins=bins).mce(drop_at_most=drop_at_most)
 
 
-def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
+def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: Count = 15) -> float:
     """Return the expected calibration error over bins of equally many rows, sorted by confidence. Arguments as in `ece`.
 
     Reference: Nguyen & O'Connor, "Posterior calibration and exploratory analysis for natural language processing
     models", 2015, arXiv:1508.05154.
     """
-    return equal_count_gap(*_confidence_and_correct(probs, labels, bins), bins=bins)
+    return equal_count_gap(*_confidence_and_correct(probs, labels), bins=bins)
 
 
 _MATRIX = 100  # classes of a confusion matrix and of average precisions, at most

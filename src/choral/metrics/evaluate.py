@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from choral.base.errors import InputError
+from choral.base.values import Count
 from choral.metrics.classification import binned, brier_rows, correct_rows, equal_count_gap, nll_rows
 from choral.metrics.diversity import mean_of_pairs, pair_matrices
 from choral.metrics.inputs import average, checked_labels, checked_probs, row_chunks
@@ -16,7 +17,7 @@ def evaluate_classification(
     member_probs: Tensor,
     labels: Tensor,
     *,
-    bins: int = 15,
+    bins: Count = 15,
     drop_at_most: int = 0,
     weights: Tensor | None = None,
     pairs: bool = True,

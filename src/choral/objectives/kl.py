@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.types import Params, Slots
-from choral.base.values import NOT_NEGATIVE, POSITIVE, SHARE, Limit, Limits
+from choral.base.values import Inside, NotNegative, Positive, Share
 from choral.objectives.penalties import Penalty
 
 MEAN, RHO = "_mean", "_rho"
@@ -184,11 +184,9 @@ def bernoulli_kl(logit: Tensor, *, inclusion: float) -> Tensor:
 class _KL(Penalty):
     """The KL of posteriors from a prior; arguments as in `GaussianKL`."""
 
-    limits: ClassVar[Limits] = {"prior_std": POSITIVE, "weight": NOT_NEGATIVE, "anneal": SHARE}
-
-    prior_std: float = 0.2
-    weight: float = 1.0
-    anneal: float = 0.0
+    prior_std: Positive = 0.2
+    weight: NotNegative = 1.0
+    anneal: Share = 0.0
 
     @property
     def changes(self) -> bool:
@@ -241,8 +239,7 @@ class SpikeSlabKL(_KL):
     appendix A.
     """
 
-    limits: ClassVar[Limits] = {**_KL.limits, "inclusion": Limit(lambda p: 0 < p < 1, "a number between 0 and 1")}
-    inclusion: float = 1e-4
+    inclusion: Inside = 1e-4
 
     def terms(self, params: Params) -> list[Tensor]:
         gates = [g for name, g in params.items() if name == GATE or name.endswith("." + GATE)]

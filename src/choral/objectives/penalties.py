@@ -29,7 +29,7 @@ from torch import Tensor
 
 from choral.base.text import matches
 from choral.base.types import Params, Slots
-from choral.base.values import NOT_NEGATIVE, POSITIVE, Limits, Value
+from choral.base.values import NotNegative, Positive, Value
 from choral.objectives.likelihoods import Likelihood
 
 
@@ -75,9 +75,8 @@ class L2(Penalty):
     tensor(3.)
     """
 
-    limits: ClassVar[Limits] = {"precision": NOT_NEGATIVE, "bias_precision": NOT_NEGATIVE}
-    precision: float = 1.0
-    bias_precision: float | None = None
+    precision: NotNegative = 1.0
+    bias_precision: NotNegative | None = None
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
 
@@ -168,8 +167,7 @@ class Anchored(Penalty):
     """
 
     slots: ClassVar[tuple[str, ...]] = ("anchor",)
-    limits: ClassVar[Limits] = {"prior_std": POSITIVE}
-    prior_std: float = 1.0
+    prior_std: Positive = 1.0
     scaled: bool = False
 
     def __call__(self, params: Params, slots: Slots, progress: float) -> Tensor:

@@ -20,8 +20,6 @@ from choral.plan.operators import (
     Fold,
     Recalibrate,
     RecalibrateDraws,
-    Reset,
-    Start,
     UpdateMoments,
     UseMean,
     folds_of,
@@ -33,12 +31,20 @@ from choral.plan.phases import (
     Context,
     Every,
     Fork,
+    LogUniform,
+    OneOf,
     Operator,
     Phase,
     Repeat,
+    Reset,
     Seq,
+    Space,
+    Span,
+    Start,
     Starter,
     Train,
+    Uniform,
+    Variant,
     every,
     fork,
     repeat,
@@ -59,7 +65,6 @@ from choral.plan.sparse import (
     Resize,
 )
 from choral.plan.state import Role, State, slot
-from choral.plan.variants import LogUniform, OneOf, Space, Span, Uniform, Variant
 
 __all__ = [
     "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
-from choral.base.values import BELOW_ONE, COUNT, POSITIVE, Limits, Value
+from choral.base.values import BelowOne, Count, Positive, Value
 from choral.compaction import Fold, Form, compact, slice_params
 from choral.objectives.kl import FROZEN, GATE, MEAN, RHO, FrozenKL, freeze_gates, gate_keep, posteriors, rho_of, std_of
 from choral.objectives.penalties import in_parameters, in_units
@@ -56,8 +56,7 @@ class Walk(Value, ABC):
 class _Metropolis(Walk, ABC):
     """A walk in steps of a given size, each accepted by the change of energy."""
 
-    limits: ClassVar[Limits] = {"step_std": POSITIVE, "leapfrog_steps": COUNT}
-    step_std: float = 0.02
+    step_std: Positive = 0.02
     relative_step: bool = False
 
     @abstractmethod
@@ -129,8 +128,7 @@ class Autoregressive(Walk):
         correlation: between one anchor and the next (rho), from 0 (as `IID`) to below 1.
     """
 
-    limits: ClassVar[Limits] = {"correlation": BELOW_ONE}
-    correlation: float = 0.99
+    correlation: BelowOne = 0.99
 
     def step(self, anchor: Params, memory: Params, prior_std: float, generator: torch.Generator) -> Chain:
         fresh = prior_std * (1 - self.correlation**2) ** 0.5
@@ -149,7 +147,7 @@ class HMC(_Metropolis):
         leapfrog_steps: leapfrog steps for each move of the anchor.
     """
 
-    leapfrog_steps: int = 3
+    leapfrog_steps: Count = 3
 
     def propose(self, theta: Tensor, noise: Tensor, direction: Tensor | float, prior_std: float) -> Proposal:
         size = self.step_std / (1.0 if self.relative_step else prior_std)
@@ -204,9 +202,8 @@ class _Walking(Operator, ABC):
     draws: ClassVar[bool] = False  # whether from the prior, or one step from the last
     names: ClassVar[tuple[str, str]] = ("anchor", "direction")  # slots of what walks, and of directions that are kept
 
-    limits: ClassVar[Limits] = {"prior_std": POSITIVE}
     walk: Walk
-    prior_std: float
+    prior_std: Positive
     scaled: bool = False
 
     @property

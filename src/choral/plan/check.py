@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from choral.base.errors import did_you_mean
-from choral.plan.phases import Collect, Fork, Operator, Phase, Repeat, Seq, Starter, Train
-from choral.plan.variants import OF_STEPS, numbers_of
+from choral.plan.phases import OF_STEPS, Collect, Fork, Operator, Phase, Repeat, Seq, Starter, Train, numbers_of
 from choral.plan.walk import Place, Visitor, first, once, trainings, walk
 
 _WEIGHTS = "weights"

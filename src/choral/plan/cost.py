@@ -35,8 +35,7 @@ def cost(plan: Phase) -> Cost:
 def begun(plan: Phase) -> int:
     """Return the number of networks that a plan starts: branches that start anew, not rounds that continue.
 
-    >>> from choral.plan.operators import Reset
-    >>> from choral.plan.phases import Collect, fork, repeat, seq
+    >>> from choral.plan.phases import Collect, Reset, fork, repeat, seq
     >>> begun(fork(3, Reset(), Collect())), begun(seq(Reset(), repeat(4, Collect())))
     (3, 1)
     """

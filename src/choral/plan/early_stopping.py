@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from choral.base.errors import InputError, did_you_mean
 from choral.base.text import grows
-from choral.base.values import COUNT, NOT_NEGATIVE, Function, Limits, Value
+from choral.base.values import Count, Function, NotNegative, Value
 from choral.plan.state import slot
 from choral.predictions import Predictive, means_of
 
@@ -104,18 +104,16 @@ class EarlyStopping(Value):
     Measure(name='rmse', larger_is_better=False, function=None)
     """
 
-    limits: ClassVar[Limits] = {"patience": COUNT, "every": COUNT, "min_delta": NOT_NEGATIVE}
-    patience: int | None = 16
+    patience: Count | None = 16
     restore_best: bool = True
     monitor: Any = None
     by: By = "member"
-    min_delta: float = 0.0
-    every: int = 1
+    min_delta: NotNegative = 0.0
+    every: Count = 1
 
     def __post_init__(self) -> None:
         if self.monitor is not None:
             object.__setattr__(self, "monitor", Measure.of(self.monitor))
-        super().__post_init__()
 
 
 SHARE = slot("share")
@@ -137,6 +135,5 @@ class Select(Value):
     Reference: Caruana et al., "Ensemble Selection from Libraries of Models", 2004, sections 2 and 2.1.
     """
 
-    limits: ClassVar[Limits] = {"picks": COUNT, "patience": COUNT}
-    picks: int = 32
-    patience: int = 32
+    picks: Count = 32
+    patience: Count = 32

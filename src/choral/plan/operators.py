@@ -1,14 +1,14 @@
-"""Operators: starting, bagging, holding out folds, averaging and recalibrating the state of a network."""
+"""Operators: bagging, holding out folds, averaging and recalibrating the state of a network."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
 
 from choral.base import draws
 from choral.base.errors import PlanError
-from choral.base.values import Limit, Limits
+from choral.base.values import Limit
 from choral.layers.bayesian.patched import DrawnStatistics
 from choral.layers.convert import layers_of
 from choral.plan.cost import begun
@@ -22,29 +22,6 @@ _TRIMMED = 0.01  # of the points may be left out of a branch so that all branche
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reset(Starter):
-    """Build the network again with the seed of this place in the plan."""
-
-    def begin(self, context: Context) -> State:
-        return context.fresh()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start(Starter):
-    """Use the weights of the network passed to `fit`."""
-
-    takes_given: ClassVar[bool] = True
-
-    def begin(self, context: Context) -> State:
-        given = context.given()
-        if given is None:
-            raise PlanError(
-                "Start needs trained weights, but fit was given a factory; hand over the trained nn.Module itself."
-            )
-        return given
-
-
-@dataclass(frozen=True, kw_only=True)
 class Bag(Operator):
     """Restrict training to a random part of the rows, drawn for this branch from the rows it has.
 
@@ -53,10 +30,7 @@ class Bag(Operator):
         replace: draw with replacement (the bootstrap).
     """
 
-    limits: ClassVar[Limits] = {
-        "fraction": Limit(lambda part: 0 < part <= 1, "a part of the points, above 0 and at most 1")
-    }
-    fraction: float = 0.9
+    fraction: Annotated[float, Limit(lambda part: 0 < part <= 1, "a part of the points, above 0 and at most 1")] = 0.9
     replace: bool = False
     gives: ClassVar[tuple[str, ...]] = (SUBSET,)
     foreseen: ClassVar[bool] = True
@@ -186,8 +160,7 @@ class RecalibrateDraws(Operator):
         points: largest number of random training rows for each pass.
     """
 
-    limits: ClassVar[Limits] = {"points": Limit(lambda points: points >= 2, "2 or more")}
-    points: int = 1024
+    points: Annotated[int, Limit(lambda count: count >= 2, "2 or more")] = 1024
 
     def apply(self, state: State, context: Context) -> State:
         network = context.network(state)
@@ -219,8 +192,7 @@ class Fold(Operator):
         first: the fold that branch 0 holds out.
     """
 
-    limits: ClassVar[Limits] = {"folds": Limit(lambda folds: folds >= 2, "2 or more")}
-    folds: int
+    folds: Annotated[int, Limit(lambda count: count >= 2, "2 or more")]
     first: int = 0
     gives: ClassVar[tuple[str, ...]] = (SUBSET, HELD)
     foreseen: ClassVar[bool] = True
@@ -246,6 +218,7 @@ def in_folds(plan: Phase, folds: int) -> Phase:
     Members that are branches of a fork, or of several in sequence, hold out one fold each, in turn; any other plan, also of one branch, is
     run once for each fold.
 
+    >>> from choral.plan.phases import Reset
     >>> in_folds(fork(4, Reset(), Collect()), 2)
     Fork(branches=4, body=Seq(phases=(Reset(), Fold(folds=2, first=0), Collect())), variants=(), space=None)
     """
@@ -283,6 +256,7 @@ def _holding_out(phase: Phase, fold: Fold) -> Phase:
 def folds_of(plan: Phase) -> list[int | None]:
     """Return the fold that each collected network holds out, in plan order; None for networks without one.
 
+    >>> from choral.plan.phases import Reset
     >>> folds_of(in_folds(fork(4, Reset(), Collect()), 2))
     [0, 1, 0, 1]
     """

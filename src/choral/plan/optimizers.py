@@ -15,7 +15,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError
 from choral.base.text import matches
-from choral.base.values import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, Function, Limits, Value
+from choral.base.values import BelowOne, Count, Function, NotNegative, Positive, Value
 
 FACTORS = "rate_factors"
 """The key of torch's parameter groups that holds the factors of their learning rate."""
@@ -35,20 +35,11 @@ class Optimizer(Value, ABC):
         rates: pairs of a name pattern and a factor of 0 or more; the first pattern that a parameter matches multiplies its learning rate.
     """
 
-    limits: ClassVar[Limits] = {
-        "weight_decay": NOT_NEGATIVE,
-        "clip": POSITIVE,
-        "momentum": BELOW_ONE,
-        "betas": BELOW_ONE,
-        "eps": POSITIVE,
-        "matrix_rate": POSITIVE,
-        "steps": COUNT,
-    }
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     decay_vectors: bool = True
-    clip: float | None = None
+    clip: Positive | None = None
     apart: tuple[str, ...] = ()
-    rates: tuple[tuple[str, float], ...] = ()
+    rates: tuple[tuple[str, NotNegative], ...] = ()
 
     varies: ClassVar[bool] = True  # whether stacked members may differ in its settings
     coupled: ClassVar[bool] = False  # whether updates may mix numbers: gradients of removed weights are then set to 0
@@ -69,12 +60,6 @@ class Optimizer(Value, ABC):
     def without_decay(self) -> "Optimizer":
         """Return the same optimizer without weight decay."""
         return replace(self, weight_decay=0.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for pattern, factor in self.rates:
-            if not 0 <= factor < math.inf:
-                raise InputError(f"rates has {factor!r} for {pattern!r}; give a factor of the rate, 0 or more.")
 
     def groups(
         self,
@@ -117,7 +102,7 @@ class Optimizer(Value, ABC):
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum."""
 
-    momentum: float = 0.9
+    momentum: BelowOne = 0.9
     nesterov: bool = False
 
     usual_rate: ClassVar[float] = 0.05
@@ -139,8 +124,8 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam, with coupled weight decay."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    eps: Positive = 1e-8
 
     adaptive: ClassVar[bool] = True
 
@@ -155,7 +140,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
 
     def make(self, groups: Groups) -> list[torch.optim.Optimizer]:
         return [torch.optim.AdamW(groups, fused=True)]
@@ -177,14 +162,14 @@ class Muon(Optimizer):
         betas, eps: those of AdamW.
     """
 
-    weight_decay: float = 0.1
-    matrix_rate: float = 1.0
-    momentum: float = 0.95
+    weight_decay: NotNegative = 0.1
+    matrix_rate: Positive = 1.0
+    momentum: BelowOne = 0.95
     nesterov: bool = True
-    steps: int = 5
+    steps: Count = 5
     adjust: Literal["original", "match_rms_adamw"] = "original"
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    eps: Positive = 1e-8
 
     coupled: ClassVar[bool] = True
     by_matrix: ClassVar[bool] = True

@@ -3,27 +3,157 @@
 `seq` runs phases in sequence; `repeat` runs one several times, each from the last state; `fork` runs a body several times from the *same*
 state, and then continues with that state. Only forks may run in parallel. A starter makes a network's first state, an operator maps a
 state to another; the engine carries out `Train`; `Collect` keeps a member.
+
+A variant has settings in which the branches of a fork differ, given one by one or drawn from a space. The engine uses `rate` (a factor of
+the learning rate), `dropout` (of every dropout layer), `smoothing` (of class labels), and every number of the phase's optimizer
+(`weight_decay`, `momentum`, ...); operators may read others. Branch i draws its values by its place in the plan, so they are the same
+among 4 branches or 40.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
 
 from choral.base.batches import Batch
-from choral.base.errors import InputError
+from choral.base.errors import InputError, PlanError
 from choral.base.interface import Called
 from choral.base.types import Params
-from choral.base.values import COUNT, NOT_NEGATIVE, SHARE, Limits, Value
+from choral.base.values import Count, Finite, Positive, Share, Value, Whole
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.early_stopping import Select
 from choral.plan.optimizers import SGD, Optimizer
 from choral.plan.schedules import Constant, Schedule
 from choral.plan.state import State
-from choral.plan.variants import Space, Variant
+
+OF_STEPS = ("rate", "dropout", "smoothing")
+"""Settings of a training step besides those of its optimizer."""
+
+
+@dataclass(frozen=True)
+class Variant(Value):
+    """Settings of one branch, by name.
+
+    >>> Variant.of({"rate": 0.5, "dropout": 0.1}).get("rate")
+    0.5
+    """
+
+    settings: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in self.settings:
+            high = 1 if name in ("dropout", "smoothing", "momentum") else math.inf
+            if not 0 <= value < high:
+                raise InputError(f"the variant's {name} is {value!r}; give a number from 0 to below {high}.")
+
+    @staticmethod
+    def of(given: "Variant | Mapping[str, float]") -> "Variant":
+        """Return the user's settings as a variant."""
+        return given if isinstance(given, Variant) else Variant(tuple(sorted(given.items())))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a setting."""
+        return dict(self.settings).get(name, default)
+
+    def within(self, outer: "Variant") -> "Variant":
+        """Return the settings of a fork inside a branch with its own settings; the inner ones win."""
+        return Variant(tuple(sorted((dict(outer.settings) | dict(self.settings)).items())))
+
+    def optimizer(self, phase: Optimizer) -> Optimizer:
+        """Return the optimizer of a phase with this variant's settings."""
+        own: dict[str, Any] = {name: value for name, value in self.settings if name in numbers_of(phase)}
+        return replace(phase, **own) if own else phase
+
+
+def numbers_of(optimizer: Optimizer) -> tuple[str, ...]:
+    """Return the names of an optimizer's numeric settings, and each member's values."""
+    if not optimizer.varies:
+        return ()
+    return tuple(
+        f.name for f in fields(optimizer) if f.name != "clip" and isinstance(getattr(optimizer, f.name), float)
+    )
+
+
+@dataclass(frozen=True)
+class Span(Value, ABC):
+    """A distribution of a setting."""
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> float:
+        """Return a value."""
+
+
+@dataclass(frozen=True)
+class _Between(Span, ABC):
+    low: Finite
+    high: Finite
+
+
+@dataclass(frozen=True)
+class Uniform(_Between):
+    """A uniform distribution."""
+
+    def draw(self, generator: torch.Generator) -> float:
+        return self.low + (self.high - self.low) * _uniform(generator)
+
+
+@dataclass(frozen=True)
+class LogUniform(_Between):
+    """A log-uniform distribution."""
+
+    low: Positive
+    high: Positive
+
+    def draw(self, generator: torch.Generator) -> float:
+        return self.low * (self.high / self.low) ** _uniform(generator)
+
+
+@dataclass(frozen=True)
+class OneOf(Span):
+    """A uniform choice among numbers or distributions.
+
+    >>> OneOf((0.0, Uniform(0.2, 0.5))).draw(torch.Generator().manual_seed(0))
+    0.0
+    """
+
+    options: tuple[float | Span, ...]
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise InputError("OneOf(()) has nothing to choose from; give at least one number or span.")
+
+    def draw(self, generator: torch.Generator) -> float:
+        chosen = self.options[int(torch.randint(len(self.options), (), generator=generator))]
+        return chosen.draw(generator) if isinstance(chosen, Span) else chosen
+
+
+def _uniform(generator: torch.Generator) -> float:
+    return float(torch.rand((), generator=generator, dtype=torch.float64))
+
+
+@dataclass(frozen=True, init=False)
+class Space(Value):
+    """A distribution of settings, from which each branch draws a variant.
+
+    >>> Space(rate=LogUniform(0.1, 10.0), dropout=OneOf((0.0, 0.1)))
+    Space(dropout=OneOf(options=(0.0, 0.1)), rate=LogUniform(low=0.1, high=10.0))
+    """
+
+    spans: tuple[tuple[str, Span], ...]
+
+    def __init__(self, spans: tuple[tuple[str, Span], ...] = (), **named: Span):
+        object.__setattr__(self, "spans", tuple(sorted((*spans, *named.items()), key=lambda pair: pair[0])))
+
+    def __repr__(self) -> str:
+        return f"Space({', '.join(f'{name}={span!r}' for name, span in self.spans)})"
+
+    def draw(self, generator: Callable[[str], torch.Generator]) -> Variant:
+        """Return a variant; `generator` returns a generator for each setting, so that adding a setting does not change the others."""
+        return Variant(tuple((name, span.draw(generator(name))) for name, span in self.spans))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +235,29 @@ class Starter(Phase, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reset(Starter):
+    """Build the network again with the seed of this place in the plan."""
+
+    def begin(self, context: Context) -> State:
+        return context.fresh()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Starter):
+    """Use the weights of the network passed to `fit`."""
+
+    takes_given: ClassVar[bool] = True
+
+    def begin(self, context: Context) -> State:
+        given = context.given()
+        if given is None:
+            raise PlanError(
+                "Start needs trained weights, but fit was given a factory; hand over the trained nn.Module itself."
+            )
+        return given
+
+
+@dataclass(frozen=True, kw_only=True)
 class Operator(Phase, ABC):
     """A phase that maps a state to the next without training.
 
@@ -141,12 +294,11 @@ class Every(Value):
         start: fraction of the phase after which it begins; stop: fraction after which it ends.
     """
 
-    limits: ClassVar[Limits] = {"count": COUNT, "start": SHARE, "stop": SHARE}
-    count: int
+    count: Count
     phase: Operator
     unit: Literal["steps", "epochs"] = "steps"
-    start: float = 0.0
-    stop: float = 1.0
+    start: Share = 0.0
+    stop: Share = 1.0
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether it is due after `finished` of `total` units.
@@ -178,12 +330,11 @@ class Train(Phase):
     """
 
     visit = "train"
-    limits: ClassVar[Limits] = {"epochs": NOT_NEGATIVE, "batch_size": NOT_NEGATIVE}
 
-    epochs: int
+    epochs: Whole
     schedule: Schedule = Constant(0.1)
     optimizer: Optimizer = SGD()
-    batch_size: int = 128
+    batch_size: Whole = 128
     memory: Literal["fresh", "carried"] = "fresh"
     every: tuple[Every, ...] = ()
     annealing: bool = True
@@ -213,8 +364,7 @@ class Seq(Phase):
 class Repeat(Phase):
     """A phase several times, each from the last state."""
 
-    limits: ClassVar[Limits] = {"times": NOT_NEGATIVE}
-    times: int
+    times: Whole
     body: Phase
 
     @property
@@ -237,14 +387,12 @@ class Fork(Phase):
         space: the distribution of branches' settings instead.
     """
 
-    limits: ClassVar[Limits] = {"branches": COUNT}
-    branches: int
+    branches: Count
     body: Phase
     variants: tuple[Variant, ...] = ()
     space: Space | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.variants and (len(self.variants) != self.branches or self.space is not None):
             raise InputError(
                 f"fork has {self.branches} branches and {len(self.variants)} variants; give as many, or a space instead."
@@ -310,7 +458,7 @@ def fork(
     Args:
         branches: number of branches; optional with variants.
         body: phases of each branch.
-        variants: settings of each branch, `{"rate": 0.5, "weight_decay": 1e-3}`; see `choral.plan.variants`.
+        variants: settings of each branch, `{"rate": 0.5, "weight_decay": 1e-3}`; see `choral.plan.phases`.
         sample: the distribution of branches' settings instead.
 
     >>> fork(Collect(), variants=[{"rate": 1.0}, {"rate": 0.1}]).branches

@@ -8,17 +8,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from choral.base.errors import InputError
-from choral.base.values import BELOW_ONE, NOT_NEGATIVE, SHARE, Function, Limits, Value
+from choral.base.values import BelowOne, Function, NotNegative, Share, Value
 
 
 @dataclass(frozen=True)
 class Schedule(Value, ABC):
     """The learning rate as a function of the progress of a phase."""
-
-    limits: ClassVar[Limits] = dict.fromkeys(("value", "factor", "start", "end", "peak", "begin"), NOT_NEGATIVE)
 
     @abstractmethod
     def at(self, progress: float) -> float:
@@ -41,7 +38,7 @@ def _cosine(start: float, end: float, part: float) -> float:
 class Constant(Schedule):
     """The same rate throughout."""
 
-    value: float
+    value: NotNegative
 
     def at(self, progress: float) -> float:
         return self.value
@@ -55,10 +52,9 @@ class Steps(Schedule):
     [0.1, 0.01, 0.001]
     """
 
-    limits: ClassVar[Limits] = {**Schedule.limits, "milestones": SHARE}
-    value: float
-    milestones: tuple[float, ...] = (0.5, 0.75)
-    factor: float = 0.1
+    value: NotNegative
+    milestones: tuple[Share, ...] = (0.5, 0.75)
+    factor: NotNegative = 0.1
 
     def at(self, progress: float) -> float:
         return self.value * self.factor ** sum(progress >= m for m in self.milestones)
@@ -92,8 +88,8 @@ class Linear(Schedule):
 class Cosine(Schedule):
     """Half a cosine from `start` down (or up) to `end`."""
 
-    start: float
-    end: float = 0.0
+    start: NotNegative
+    end: NotNegative = 0.0
 
     def at(self, progress: float) -> float:
         return _cosine(self.start, self.end, progress)
@@ -108,8 +104,8 @@ class Part(Schedule):
     """
 
     whole: Schedule
-    begin: float = 0.0
-    end: float = 1.0
+    begin: NotNegative = 0.0
+    end: NotNegative = 1.0
 
     def at(self, progress: float) -> float:
         return self.whole.at(self.begin + progress * (self.end - self.begin))
@@ -124,7 +120,7 @@ class Relative(Schedule):
     """
 
     shape: Schedule
-    peak: float | None = None
+    peak: NotNegative | None = None
 
     def at(self, progress: float) -> float:
         return (1.0 if self.peak is None else self.peak) * self.shape.at(progress)
@@ -140,11 +136,10 @@ class OneCycle(Schedule):
     The rate of the last step is exactly `end`, as in the two-phase schedule of Smith and Topin.
     """
 
-    limits: ClassVar[Limits] = {**Schedule.limits, "warm": BELOW_ONE}
-    peak: float
-    start: float = 0.001
-    end: float = 1e-7
-    warm: float = 0.1
+    peak: NotNegative
+    start: NotNegative = 0.001
+    end: NotNegative = 1e-7
+    warm: BelowOne = 0.1
 
     def at(self, progress: float) -> float:
         if progress < self.warm:

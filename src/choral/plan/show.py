@@ -5,8 +5,7 @@ from typing import Any
 
 from choral.base.values import Value
 from choral.plan.cost import cost
-from choral.plan.phases import Every, Fork, Phase, Repeat, Seq, Train
-from choral.plan.variants import Space
+from choral.plan.phases import Every, Fork, Phase, Repeat, Seq, Space, Train
 
 
 def _brief(item: Any) -> str:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from choral.base.batches import Batch, leaves
 from choral.base.errors import InputError, PlanError
 from choral.base.types import Params
-from choral.base.values import BELOW_ONE, Limits, Value
+from choral.base.values import BelowOne, Value
 from choral.compaction import compact, neuron_param_mask, slice_params, tied_groups
 from choral.layers.convert import layers_of
 from choral.layers.features import Skippable
@@ -61,8 +61,7 @@ class _Sparse(Masks, ABC):
         sparsity: share removed.
     """
 
-    limits: ClassVar[Limits] = {"sparsity": BELOW_ONE}
-    sparsity: float = 0.5
+    sparsity: BelowOne = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

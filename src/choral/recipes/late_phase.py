@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from choral.base.errors import InputError
+from choral.base.values import Inside, Positive
 from choral.plan import Collect, Context, Operator, Part, Reset, State, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, too_few, total_epochs
@@ -40,8 +40,8 @@ def late_phase(
     epochs: int | None = None,
     budget: int | None = None,
     members: int = 5,
-    start: float = 0.6,
-    spread: float = 0.1,
+    start: Inside = 0.6,
+    spread: Positive = 0.1,
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
@@ -58,10 +58,6 @@ def late_phase(
     """
     total, settings = total_epochs(epochs, budget), settings_of(training)
     first = round(start * total)
-    if not 0 < start < 1 or spread <= 0:
-        raise InputError(
-            f"start is {start} and spread {spread}; give a share between 0 and 1, and a deviation above 0."
-        )
     if not 0 < first < total:
         raise too_few(total, "a training and its late phase of at least 1 epoch each", 2)
     held = replace(settings.optimizer, rates=(*((name, 0.0) for name in FACTORS), *settings.optimizer.rates))

@@ -3,7 +3,7 @@
 Reference: Wasay et al., "MotherNets: Rapid Deep Ensemble Learning", MLSys 2020, arXiv:1809.04270, sections 2.1 to 2.3.
 """
 
-from choral.base.errors import InputError
+from choral.base.values import Inside
 from choral.plan import Collect, Compact, Hatch, Prune, RandomMasks, Reset, fork, seq
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import FEW_STEPS, Paper, Training, settings_of, too_few, total_epochs
@@ -15,7 +15,7 @@ def mothernets(
     budget: int | None = None,
     members: int = 4,
     mother_epochs: int | None = None,
-    size: float = 0.5,
+    size: Inside = 0.5,
     combine: Combine = "probs",
     training: Training | Paper = Training(),
 ) -> Recipe:
@@ -33,8 +33,6 @@ def mothernets(
     Differs from the paper: all members have the layers of your network, so `size` determines the mother, not the largest network that
     different members contain.
     """
-    if not 0 < size < 1:
-        raise InputError(f"size is {size}; give a share between 0 and 1.")
     total, settings = total_epochs(epochs, budget), settings_of(training)
     mother = max(1, total // 2) if mother_epochs is None else mother_epochs
     each = (total - mother) // members

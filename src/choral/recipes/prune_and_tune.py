@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Literal
 
 from choral.base.errors import InputError, warn
-from choral.plan.operators import Bag, Recalibrate, Reset, Start
-from choral.plan.phases import Collect, Phase, fork, seq
+from choral.plan.operators import Bag, Recalibrate
+from choral.plan.phases import Collect, Phase, Reset, Start, fork, seq
 from choral.plan.schedules import Constant, OneCycle, Schedule
 from choral.plan.sparse import AntiRandom, Compact, Masks, Partition, Prune, RandomMasks
 from choral.recipes.recipe import Combine, Recipe

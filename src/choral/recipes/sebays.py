@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from choral.base.errors import InputError
+from choral.base.values import Count
 from choral.objectives.kl import GATE, FrozenKL
 from choral.plan.bayes import CompactGates, FreezeGates, Perturb, ResetStds
-from choral.plan.operators import Recalibrate, Reset
-from choral.plan.phases import Collect, Operator, fork, repeat, seq
+from choral.plan.operators import Recalibrate
+from choral.plan.phases import Collect, Operator, Reset, fork, repeat, seq
 from choral.plan.schedules import Constant, Cosine, Linear, Schedule, Steps
 from choral.recipes.bnn import VARIATIONAL, gaussian, settings
 from choral.recipes.recipe import Combine, Recipe, arguments_of
@@ -29,8 +30,8 @@ def sebays_freeze(
     *,
     epochs: int | None = None,
     budget: int | None = None,
-    explore_epochs: int | None = None,
-    exploit_epochs: int | None = None,
+    explore_epochs: Count | None = None,
+    exploit_epochs: Count | None = None,
     members: int = 3,
     branches: int = 1,
     freeze: Literal["draw", "threshold"] = "draw",
@@ -191,9 +192,6 @@ def split(
     >>> split(epochs=16, explore_epochs=10, exploit_epochs=None, members=3)
     (10, 2)
     """
-    for name, given in (("explore_epochs", explore_epochs), ("exploit_epochs", exploit_epochs)):
-        if given is not None and given < 1:
-            raise InputError(f"{name} is {given}; give 1 or more.")
     if epochs is None:
         return explore_epochs or EXPLORE, exploit_epochs or EXPLOIT
     each = exploit_epochs or (epochs - (explore_epochs or max(1, epochs // 3))) // members

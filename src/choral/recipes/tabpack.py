@@ -4,7 +4,7 @@ Reference: "TabPack", ICML 2026, arXiv:2607.05380 (64 MLPs of width 384, depth 1
 """
 
 from choral.plan import Collect, LogUniform, Muon, OneOf, Reset, Resize, Select, Space, Uniform, fork
-from choral.plan.variants import numbers_of
+from choral.plan.phases import numbers_of
 from choral.recipes.hyper_ensemble import SPACE as HYPER
 from choral.recipes.recipe import Combine, Recipe
 from choral.recipes.training import Paper, Training, settings_of, shares, total_epochs

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from choral.base.errors import InputError, did_you_mean
-from choral.base.values import COUNT, NOT_NEGATIVE, POSITIVE, Limits, Value
+from choral.base.values import Count, NotNegative, Positive, Value
 from choral.plan.cost import steps_of
 from choral.plan.optimizers import SGD, Adam, AdamW, Optimizer, OwnOptimizer
 from choral.plan.phases import Phase, Train, fork, seq
@@ -45,12 +45,11 @@ class Training(Value):
         end: learning rate at the end of 'cosine'.
     """
 
-    limits: ClassVar[Limits] = {"lr": POSITIVE, "batch_size": COUNT, "end": NOT_NEGATIVE}
-    lr: float | None = None
+    lr: Positive | None = None
     optimizer: Any = DEFAULT  # an Optimizer once it is made
-    batch_size: int | None = None
+    batch_size: Count | None = None
     schedule: Literal["cosine", "constant", "steps", "linear_drop"] | Steps | Callable[..., float] | OwnRate = "cosine"
-    end: float = 0.0
+    end: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", optimizer_of(self.optimizer))
@@ -59,7 +58,6 @@ class Training(Value):
         steps = self.schedule if isinstance(self.schedule, Steps) else None
         if self.lr is None:
             object.__setattr__(self, "lr", steps.value if steps else self.optimizer.own_rate)
-        super().__post_init__()
         if steps and steps.value != self.lr:
             raise InputError(f"lr is {self.lr}, but schedule is {steps!r}; leave lr out, or make them agree.")
         if self.end and (self.schedule != "cosine" or self.lr is None or self.end > self.lr):

@@ -26,7 +26,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from choral.base.errors import InputError
-from choral.base.values import is_number, is_whole
+from choral.base.values import BelowOne, Count, Inside, check_types, is_number
 from choral.calibration import fit_conformal_sets, fit_residual_intervals
 from choral.data.problems import Problem
 from choral.engine.compute import Compute
@@ -173,12 +173,9 @@ class EnsembleEstimator(BaseEstimator, ABC):
 
     def _checked_share(self) -> float:
         """Return the share of rows to hold out, 0 for none; InputError for invalid parameters."""
+        hints = {"n_estimators": Count | None, "epochs": Count | None, "validation_fraction": BelowOne | None}
+        check_types(type(self).__name__, vars(self), hints)
         share = self.validation_fraction or 0.0
-        for name, value in (("n_estimators", self.n_estimators), ("epochs", self.epochs)):
-            if value is not None and not is_whole(value, 1):
-                raise InputError(f"{name} is {value!r}; give a whole number of 1 or more, or None.")
-        if not is_number(share, 0) or share >= 1:
-            raise InputError(f"validation_fraction is {share!r}; give a part of the rows below 1, or None for none.")
         if isinstance(self.method, Recipe):
             if self.n_estimators is not None or self.epochs is not None:
                 raise InputError(
@@ -324,8 +321,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
 
         After `calibrate` it is the conformal interval, before it is the central interval of the mixture.
         """
-        if not is_number(level) or not 0 < level < 1:
-            raise InputError(f"level is {level!r}; give a probability above 0 and below 1, such as 0.9.")
+        check_types("predict_interval", {"level": level}, {"level": Inside})
         said = self._prediction(X)
         if not hasattr(self, "calibration_"):
             low, high = said.mixture_interval(float(level))

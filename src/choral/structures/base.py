@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.types import Params
-from choral.base.values import COUNT, Limits, Value
+from choral.base.values import Count, Value
 from choral.layers.convert import plain_network
 from choral.layers.joint.network import Joint, Kernel
 
@@ -35,7 +35,6 @@ class Structure(Value, ABC):
     - `averages`: a member's own parameters also get the gradient of the mean over members, 1/M of that of their member alone.
     """
 
-    limits: ClassVar[Limits] = {"members": COUNT, "draws": COUNT}
     undecayed: ClassVar[tuple[str, ...]] = ()
     widens_input: ClassVar[bool] = False
     folds_members: ClassVar[bool] = False
@@ -165,7 +164,7 @@ class JointStructure(Structure, ABC):
         kernel: how members are run: 'loop', 'grouped', 'matmul', or 'auto' for the usually fastest.
     """
 
-    members: int = 4
+    members: Count = 4
     kernel: Kernel = "auto"
 
     @property

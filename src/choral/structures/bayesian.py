@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.interface import output_last
 from choral.base.types import Params
-from choral.base.values import POSITIVE, Limits
+from choral.base.values import Count, Positive
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
 from choral.layers.bayesian.sampling import GAMMA_START, RHO_START, SAMPLED, SpikeSlabLayer, gaussian_twin
-from choral.layers.convert import Replace, convert, layers_of, swap
+from choral.layers.convert import Replace, convert, layers_of, output_last, swap
 from choral.layers.functional import BATCH_NORMS, own_kind
 from choral.objectives.kl import gate_keep
-from choral.structures.base import OneMember, Selective, Structure
+from choral.structures.base import OneMember, Selective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Sampled(Selective, OneMember, ABC):
         keep_weights: start means at the network's own weights instead of drawing them by Kaiming's rule. `fit` sets it for trained networks.
     """
 
-    draws: int = 10
+    draws: Count = 10
     undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho", "*gate_logit")
     converts_all: ClassVar[bool] = True
     rho: float = RHO_START
@@ -86,9 +85,8 @@ class SpikeSlab(Sampled):
     ['SpikeSlabLayer', 'ReLU', 'GaussianLayer']
     """
 
-    limits: ClassVar[Limits] = {**Structure.limits, "temperature": POSITIVE}
     gamma: float = GAMMA_START
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     sampled_gates: bool = False
 
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
@@ -128,8 +126,8 @@ class RankOneGaussian(Selective):
     The penalty is `choral.objectives.kl.GaussianKL(prior_mean=1.0, prior_std=0.1, anneal=0.8)`.
     """
 
-    members: int = 4
-    draws: int = 1
+    members: Count = 4
+    draws: Count = 1
     folds_members: ClassVar[bool] = True
     undecayed: ClassVar[tuple[str, ...]] = ("*_mean", "*_rho")
     converts_all: ClassVar[bool] = True

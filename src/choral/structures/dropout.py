@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
 
 from choral.base.errors import ConversionError, InputError
-from choral.base.values import BELOW_ONE, Limits
+from choral.base.values import BelowOne, Count
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.dropout import DROPOUTS, DropConnect, Dropped, DroppedOutput, find_rows
-from choral.layers.convert import holds, layers_of, swap
+from choral.layers.convert import ends_of, holds, layers_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import OneMember, Selective
 
 
@@ -32,13 +30,11 @@ class Stochastic(Selective, OneMember):
         draws: passes averaged at prediction.
     """
 
-    limits: ClassVar[Limits] = {**OneMember.limits, "rate": BELOW_ONE}
-    draws: int = 20
-    rate: float | None = None
+    draws: Count = 20
+    rate: BelowOne | None = None
     connections: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.rate is None and self.connections:
             raise InputError("Stochastic: connections=True (DropConnect) needs a rate.")
 

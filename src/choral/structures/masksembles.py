@@ -1,20 +1,19 @@
 """Masksembles: members share every weight and differ by fixed binary masks (`choral.layers.joint.layers.overlapping_masks`)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from choral.base import batches
 from choral.base.batches import Batch
-from choral.base.values import Limit, Limits
-from choral.layers.convert import convert, swap
+from choral.base.values import Limit
+from choral.layers.convert import convert, ends_of, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.layers import MaskedLayer
 from choral.layers.joint.network import Joint
 from choral.layers.packed.layers import member_norm
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import JointStructure, Selective
 
 
@@ -36,8 +35,7 @@ class Masksembles(Selective, JointStructure):
     Differs from the paper: BatchNorm statistics are separate, so that members do not influence each other.
     """
 
-    limits: ClassVar[Limits] = {**JointStructure.limits, "scale": Limit(lambda scale: scale >= 1, "at least 1")}
-    scale: float = 2.0
+    scale: Annotated[float, Limit(lambda scale: scale >= 1, "at least 1")] = 2.0
     repetition: bool = False
 
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:

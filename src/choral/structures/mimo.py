@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
-from choral.base.interface import first_layers
-from choral.base.values import COUNT, SHARE, Limits
-from choral.layers.convert import holds_frozen, tied_layers
+from choral.base.values import Count, Share
+from choral.layers.convert import ends_of, first_layers, holds_frozen, tied_layers
 from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import Structure
 
 _ENDS = "_mimo_ends"
@@ -38,13 +36,12 @@ class Mimo(Structure):
     Shapes: x (batch, channel, ...) -> (batch * batch_repetition, member * channel, ...) in training.
     """
 
-    limits: ClassVar[Limits] = {**Structure.limits, "batch_repetition": COUNT, "repetition": SHARE}
     widens_input: ClassVar[bool] = True
     draws_anew: ClassVar[bool] = True
 
-    members: int = 3
-    repetition: float = 0.0
-    batch_repetition: int = 1
+    members: Count = 3
+    repetition: Share = 0.0
+    batch_repetition: Count = 1
 
     def _ends(self, network: nn.Module) -> tuple[str, str]:
         kept: tuple[str, str] | None = getattr(network, _ENDS, None)

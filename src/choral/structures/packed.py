@@ -6,7 +6,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from choral.layers.packed.networks import ends_of, pack
+from choral.base.values import Count, Positive
+from choral.layers.convert import ends_of
+from choral.layers.packed.networks import pack
 from choral.structures.base import JointStructure
 
 SMALL = 256
@@ -35,8 +37,8 @@ class Packed(JointStructure):
     """
 
     draws_anew: ClassVar[bool] = True
-    width: float | None = 2.0
-    subgroups: int = 1
+    width: Positive | None = 2.0
+    subgroups: Count = 1
     minimum_channels: int = 64
     whole_block_starts: bool = True
     own_batches: bool = False

@@ -9,13 +9,13 @@ from torch import nn
 from choral.base import rng
 from choral.base.errors import ConversionError
 from choral.base.text import fitting, matches
+from choral.base.values import Count
 from choral.layers.attention import open_attention
 from choral.layers.bayesian.patched import DrawnNorm, Mixture, PatchedLayer, PatchedNetwork, keeps_statistics
-from choral.layers.convert import holds_frozen, swap, tied_layers, within
+from choral.layers.convert import ends_of, holds_frozen, swap, tied_layers, within
 from choral.layers.frn import FilterResponseNorm
 from choral.layers.functional import NORMS, own_kind
 from choral.layers.packed.layers import PACKABLE
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import OneMember, Selective
 
 
@@ -48,7 +48,7 @@ class Patched(Selective, OneMember):
         136
     """
 
-    draws: int = 50
+    draws: Count = 50
     undecayed: ClassVar[tuple[str, ...]] = ("*mixing",)
     mixture: Mixture = field(default_factory=Mixture)
     mixtures: tuple[tuple[str, Mixture], ...] = ()

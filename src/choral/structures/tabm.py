@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from choral.base.errors import ConversionError
-from choral.base.interface import output_last
+from choral.base.values import Count
 from choral.layers.attention import open_attention
-from choral.layers.convert import holds_frozen, layers_of, swap, tied_layers, within
+from choral.layers.convert import holds_frozen, layers_of, output_last, swap, tied_layers, within
 from choral.layers.features import Apiece, Piecewise
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.layers import RankOneLayer, ScaledInputs
@@ -50,7 +50,7 @@ class TabM(JointStructure):
     """
 
     averages: ClassVar[bool] = True
-    members: int = 32
+    members: Count = 32
     adapters: Adapters = "all"
     start: FirstFactors = "auto"
     own_batches: bool = False

@@ -14,10 +14,9 @@ from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.text import fitting, matches
 from choral.layers.bayesian.dropout import DROPOUTS
-from choral.layers.convert import swap, tied_layers
+from choral.layers.convert import ends_of, swap, tied_layers
 from choral.layers.joint.network import Foldable, Joint
 from choral.layers.packed.narrow import redrawn
-from choral.layers.packed.networks import ends_of
 from choral.structures.base import JointStructure
 
 
@@ -63,7 +62,6 @@ class TreeNet(JointStructure):
     branches: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.start and self.branches:
             raise InputError(f"TreeNet: start={self.start!r} and branches={self.branches}; give one of the two.")
 

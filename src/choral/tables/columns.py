@@ -18,7 +18,7 @@ from torch import Tensor
 
 from choral.base.errors import InputError, warn
 from choral.base.text import short
-from choral.base.values import Value
+from choral.base.values import Finite, Positive, Value
 from choral.data.tensors import LARGEST
 from choral.tables.reading import MOSTLY, Cells, folded, turned
 
@@ -48,12 +48,8 @@ def is_id(name: str) -> bool:
 class Scale(Value):
     """The mean and standard deviation for standardization."""
 
-    mean: float = 0.0
-    std: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.mean) or not 0 < self.std < math.inf:
-            raise InputError(f"a scale has mean {self.mean} and std {self.std}; they must be finite, and std above 0.")
+    mean: Finite = 0.0
+    std: Positive = 1.0
 
     @classmethod
     def of(cls, values: np.ndarray) -> Self:

@@ -389,7 +389,7 @@ def choose(
     if cluster is not None:
         from choral.cluster.run import check_cluster
 
-        check_cluster(cluster, run_dir, time_limit=time_limit)
+        check_cluster(compute, run_dir)
     (_, points, _), known = ready.arguments()
     source, judge = source_of(points), Judge()
     if ready.folds is None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import typed
+from choral.layers.bayesian.sampling import remembered
 from choral.layers.convert import layers_of
 from choral.layers.functional import Twin
 from choral.layers.joint.layers import WeightLayer
@@ -167,5 +168,5 @@ class DropConnect(DroppingLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs under one draw of the weights, the same for the whole batch."""
-        weight = draws.remembered(self.weight, lambda: draws.dropout(self.weight, self.rate, rows=None))
+        weight = remembered(self.weight, lambda: draws.dropout(self.weight, self.rate, rows=None))
         return self.operate(x, weight, self.bias)

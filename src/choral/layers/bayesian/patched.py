@@ -24,7 +24,7 @@ training and stored with the weights.
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from choral.base import draws
 from choral.base.draws import now, under
 from choral.base.errors import ConversionError, InputError
-from choral.base.values import BELOW_ONE, COUNT, POSITIVE, Limits, Value
+from choral.base.values import BelowOne, Count, Positive, Value
 from choral.layers.convert import plain_network
 from choral.layers.functional import (
     BATCH_NORMS,
@@ -147,15 +147,13 @@ class Mixture(Value):
         temperature: temperature of the relaxed assignments, which carry the gradient of learned probabilities.
     """
 
-    limits: ClassVar[Limits] = {"components": COUNT, "temperature": POSITIVE, "zero": BELOW_ONE}
-    components: int = 5
+    components: Count = 5
     assignment: Assignment = "layer"
-    zero: float = 0.0
+    zero: BelowOne = 0.0
     learned: bool = False
-    temperature: float = 0.5
+    temperature: Positive = 0.5
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.zero and self.assignment == "network":
             raise InputError("Mixture: a component fixed at 0 goes with layers, units or scalars, not with 'network'.")
         if self.assignment == "unit" and (not self.zero or self.components > 1):

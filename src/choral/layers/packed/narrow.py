@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from choral.base.errors import ConversionError
+from choral.layers.convert import CELLS, ENDS
 from choral.layers.frn import FilterResponseNorm
-from choral.layers.functional import CONVOLUTIONS, NORMS, TRANSPOSED, WEIGHTED
+from choral.layers.functional import CONVOLUTIONS, NORMS, TRANSPOSED
 from choral.layers.packed.layers import GroupedLinear
 
-CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
-ENDS = (*WEIGHTED, GroupedLinear, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention, *CELLS)
-"""Layers with inputs and outputs."""
 _CHANNELS = ("normalized_shape", "num_features", "num_channels", "channels", "num_parameters")
 
 

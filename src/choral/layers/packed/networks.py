@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from choral.base.batches import Batch
-from choral.base.errors import ConversionError, InputError
-from choral.base.interface import first_layers, output_last
+from choral.base.errors import ConversionError
 from choral.base.text import fitting
-from choral.layers.convert import layers_of, swap
+from choral.base.values import Count, Positive
+from choral.layers.convert import ends_of, first_layers, swap
 from choral.layers.functional import WEIGHTED, own_kind
 from choral.layers.joint.network import Joint, Kernel
 from choral.layers.kernels.packed import course_of, run_abreast, surroundings
 from choral.layers.packed.layers import PACKABLE, PackedLayer
-from choral.layers.packed.narrow import ENDS, Narrowing, Place, Width
+from choral.layers.packed.narrow import Narrowing, Place, Width
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -64,8 +64,8 @@ def pack(
     network: nn.Module,
     *,
     members: int,
-    width: float = 2,
-    subgroups: int = 1,
+    width: Positive = 2,
+    subgroups: Count = 1,
     minimum_channels: int = 64,
     whole_block_starts: bool = True,
     kernel: Kernel = "auto",
@@ -99,8 +99,6 @@ def pack(
         0      Linear  8 -> 64  8 -> 32  1
         2      Linear  64 -> 3  32 -> 3  1
     """
-    if width <= 0 or subgroups < 1:
-        raise InputError(f"width is {width} and subgroups {subgroups}; give a width above 0 and 1 subgroup or more.")
     places = _places(network, first, last, _block_leads(network) if whole_block_starts else set())
     n = Narrowing(
         members=members,
@@ -152,18 +150,6 @@ def _places(network: nn.Module, first: Sequence[str], last: Sequence[str], leads
         )
         for name, here in order.items()
     }
-
-
-def ends_of(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers with inputs and outputs, in order of registration, without those inside an attention, and last the one that gives the
-    output in a dry run.
-
-    >>> [name for name, _ in ends_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))]
-    ['0', '2']
-    """
-    inside = [name + "." for name, _ in layers_of(network, (nn.MultiheadAttention,))]
-    found = {n: m for n, m in layers_of(network, ENDS) if not n.startswith(tuple(inside))}
-    return [(name, found[name]) for name in output_last(list(found))]
 
 
 def _block_leads(network: nn.Module) -> set[str]:

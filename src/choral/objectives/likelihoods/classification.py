@@ -1,7 +1,7 @@
 """Likelihoods of classes: categorical, multi-label, ordinal."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from choral.base import devices
 from choral.base.errors import InputError
-from choral.base.values import BELOW_ONE, NOT_NEGATIVE, Limit, Limits
+from choral.base.values import BelowOne, Limit, NotNegative
 from choral.calibration import fit_temperature
 from choral.metrics.classification import nll_rows
 from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, summed
@@ -17,6 +17,9 @@ from choral.predictions import Classification, MultiLabel, Predictive
 
 _MOST_CLASSES = 10_000  # of which those without a training point are kept
 _GAIN, _LEAST_GAIN = 0.1, 0.05  # of the NLL, and in nats: what a temperature gains where it is worth a warning
+
+
+_AXIS = Limit(lambda axis: axis != 0, "the axis of the classes, 1 for pixels, -1 for tokens; 0 is the batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +40,11 @@ class Categorical(Likelihood):
 
     prediction: ClassVar[type[Predictive]] = Classification
     link: ClassVar[str] = "Softmax"
-    limits: ClassVar[Limits] = {
-        "smoothing": BELOW_ONE,
-        "class_weights": NOT_NEGATIVE,
-        "axis": Limit(lambda axis: axis != 0, "the axis of the classes, 1 for pixels, -1 for tokens; 0 is the batch"),
-    }
 
-    axis: int | None = None
+    axis: Annotated[int, _AXIS] | None = None
     ignore: int | None = None
-    smoothing: float = 0.0
-    class_weights: tuple[float, ...] = ()
+    smoothing: BelowOne = 0.0
+    class_weights: tuple[NotNegative, ...] = ()
     unseen: tuple[int, ...] = ()
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch.distributions import StudentT as TorchStudentT
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.base.text import number
-from choral.base.values import NOT_NEGATIVE, POSITIVE, Limit, Limits, Value
+from choral.base.values import Finite, Limit, NotNegative, Positive, Value
 from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, real, summed
 from choral.objectives.likelihoods.classification import is_whole
 from choral.predictions import Counts, Mixture, Predictive, QuantileRegression, Regression
@@ -39,9 +39,8 @@ class TargetScale(Value):
     ((1.0,), tensor([[3.]]), tensor([[5.]]))
     """
 
-    limits: ClassVar[Limits] = {"mean": Limit(math.isfinite, "finite numbers"), "std": POSITIVE}
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[Finite, ...]
+    std: tuple[Positive, ...]
 
     @classmethod
     def of(cls, targets: Tensor, weights: Tensor | None = None) -> Self:
@@ -162,9 +161,7 @@ class FixedGaussian(GaussianLikelihood):
             least squares on standardized targets, and estimates the noise after training (`estimated`).
     """
 
-    limits: ClassVar[Limits] = {"precision": POSITIVE}
-
-    precision: float | tuple[float, ...] | None = None
+    precision: Positive | tuple[Positive, ...] | None = None
 
     @property
     def standardizes(self) -> bool:
@@ -246,9 +243,8 @@ class LearnedGaussian(GaussianLikelihood):
     """
 
     outputs_each: ClassVar[int] = 2
-    limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
 
-    floor: float = 1e-6
+    floor: NotNegative = 1e-6
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         mean, variance = self.moments(outputs)
@@ -344,10 +340,8 @@ class StudentT(Family):
         floor: smallest scale, in units of training.
     """
 
-    limits: ClassVar[Limits] = {"df": Limit(lambda df: 2 < df < math.inf, "a number above 2"), "floor": NOT_NEGATIVE}
-
-    df: float = 4.0
-    floor: float = 1e-3
+    df: Annotated[float, Limit(lambda df: 2 < df < math.inf, "a number above 2")] = 4.0
+    floor: NotNegative = 1e-3
 
     def distribution(self, outputs: Tensor) -> Distribution:
         return TorchStudentT(self.df, *_and_positive(outputs, self.floor), validate_args=False)
@@ -361,9 +355,7 @@ class Laplace(Family):
         floor: smallest scale, in units of training.
     """
 
-    limits: ClassVar[Limits] = {"floor": NOT_NEGATIVE}
-
-    floor: float = 1e-3
+    floor: NotNegative = 1e-3
 
     def distribution(self, outputs: Tensor) -> Distribution:
         return TorchLaplace(*_and_positive(outputs, self.floor), validate_args=False)
@@ -379,9 +371,8 @@ class CountLikelihood(_OfDistribution):
 
     prediction: ClassVar[type[Predictive]] = Counts
     outputs_each: ClassVar[int] = 1
-    limits: ClassVar[Limits] = {"base": POSITIVE}
 
-    base: float | None = None
+    base: Positive | None = None
 
     def check(self, targets: Tensor, outputs: tuple[int, ...]) -> None:
         if not is_whole(targets) or float(targets.min()) < 0:

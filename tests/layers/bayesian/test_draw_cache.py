@@ -5,13 +5,14 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.base.draws import Kept, under
+from choral.base.draws import under
+from choral.layers.bayesian.sampling import Kept, remembered
 
 WEIGHT = nn.Parameter(torch.zeros(4), requires_grad=False)
 
 
 def noisy(source=WEIGHT):
-    return draws.remembered(source, lambda: source + draws.normal(source.shape, like=source))
+    return remembered(source, lambda: source + draws.normal(source.shape, like=source))
 
 
 def drawn(kept, key=1, step=0, source=WEIGHT):
