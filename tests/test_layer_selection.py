@@ -132,9 +132,9 @@ class Unseen(nn.Module):
 
 @pytest.mark.parametrize("how", ["plain", "registered"])
 def test_layers_in_a_plain_list_are_refused(how):
-    with pytest.raises(InputError, match=r"kept in self\.layers of Unseen,"):
+    with pytest.raises(InputError, match="torch does not see them"):
         choral.fit(lambda: Unseen(how), (X, Y), make("deep_ensemble", budget=2, members=2, training=QUICK))
-    with pytest.raises(InputError, match=r"kept in self\.layers of Unseen"):
+    with pytest.raises(InputError, match="torch does not see them"):
         choral.ensemble_of([Unseen(how), Unseen(how)], data=(X, Y))
 
 
@@ -266,7 +266,6 @@ def test_packed_members_with_group_norm_are_those_alone(kernel):
     torch.testing.assert_close(alone, ensemble.outputs(images), rtol=1e-4, atol=1e-5)
 
 
-def test_runs_of_networks_whose_last_layer_gives_the_output_are_known_as_before():
-    assert "last" not in Interface().to_dict()
+def test_interfaces_are_read_back():
     assert from_dict(Interface(last="head").to_dict()) == Interface(last="head")
     assert from_dict(Interface().to_dict()) == Interface()
