@@ -193,6 +193,9 @@ class BranchContext(Context):
         return grads
 
 
+_SIZES = 5  # of a stack whose networks stop one by one, while they wait for a better score: each is recorded anew
+
+
 class Group:
     """The trainer of some branches in one training phase, with their rows and rules. A stopped branch keeps its place."""
 
@@ -209,7 +212,9 @@ class Group:
         kind = PlainTrainer if len(self.branches) == 1 else StackedTrainer
         variants = [branch.variant for branch in self.branches]
         masses = [run.source.mass(s) for s in self.subsets]
-        self.trainer = kind(run.task, phase, masses, variants, steps=self.steps)
+        waits = run.rules.patience
+        kept = self.steps if waits is None else min(self.steps, waits * self.per_epoch // _SIZES)
+        self.trainer = kind(run.task, phase, masses, variants, steps=kept)
 
     def mount(self) -> None:
         """Load the states of the branches."""

@@ -143,7 +143,7 @@ def _constant(module: GraphModule, node: Node) -> Node | None:
     return held
 
 
-_RECORDED_FROM = 100  # steps of a phase that repay recording them
+_RECORDED_FROM = 100  # steps of a stack that repay recording them
 UNMAPPED = (RuntimeError, NotImplementedError, ValueError, TypeError)
 """What torch.func stops with, or code of the user's under it, where networks cannot be trained stacked."""
 
@@ -182,7 +182,7 @@ class _Trainer:
     ):
         self.task, self.phase, self.points = task, phase, list(points)
         self.variants = variants or [Variant()] * len(self.points)  # in what each network differs
-        self.steps = steps  # of the whole phase
+        self.steps = steps  # of a stack of one size
         self.total, self.count = torch.zeros(()), 0  # summed losses since they were last asked for, and steps
         self.catch = True  # whether torch's own dropout must be caught; found out on the first step of an epoch
         self.lend = task.findings.lends  # whether it draws otherwise, from a generator it must be lent
