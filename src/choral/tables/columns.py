@@ -8,7 +8,7 @@ an unknown one, never raises an error: it has its own code, and a warning names 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -20,7 +20,7 @@ from choral.base.errors import InputError, warn
 from choral.base.text import short
 from choral.base.values import Finite, Positive, Value
 from choral.data.tensors import LARGEST
-from choral.tables.reading import MOSTLY, Cells, folded, turned
+from choral.tables.reading import MOSTLY, Cells, folded, places_of, turned
 
 LONGEST = 10_000  # characters of a name or of one category
 MOST = 100_000  # categories of a column, classes of a target
@@ -30,18 +30,12 @@ _DIGITS = 1e5  # numbers from here on that count rows one after the other are id
 NO_VALUE, UNKNOWN = "(no value)", "(unknown)"
 _FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
 _SAYS = {yes: 1 for yes, _ in _FLAGS} | {no: 0 for _, no in _FLAGS}
-_ID = re.compile(
+_ID = re.compile(  # names of columns that number the rows
     r"(?:^|[\s_.-])(?:id|ids|uid|uuid|guid|index|idx|rowid|account|serial|no|nr|number)\.?$|^unnamed: \d+$|^row$|(?-i:[a-z]I[Dd]$)",
     re.I,
 )
-_FIGURES = re.compile(
-    r"[^A-Za-z]*\d[^A-Za-z]*[A-Za-z]{0,4}|.{0,5}(?:19|20)\d\d.{0,4}"
-)  # a number or a date to a person
-
-
-def is_id(name: str) -> bool:
-    """Return whether the name of a column is that of an id."""
-    return bool(_ID.search(name))
+# a number or a date to a person
+_FIGURES = re.compile(r"[^A-Za-z]*\d[^A-Za-z]*[A-Za-z]{0,4}|.{0,5}(?:19|20)\d\d.{0,4}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +77,7 @@ class Column(Value, ABC):
     missing: bool = False
     unread: int = 0
     reason, beside = "", False  # why it is left out, and whether it is shown next to predictions
+    read_as: ClassVar[str]  # its kind, in a word or two
 
     @property
     def width(self) -> int:
@@ -93,11 +88,6 @@ class Column(Value, ABC):
     @abstractmethod
     def codes(self) -> int:
         """Number of inputs without the one that marks missing values."""
-
-    @property
-    @abstractmethod
-    def read_as(self) -> str:
-        """The name of its kind."""
 
     @property
     @abstractmethod
@@ -209,8 +199,8 @@ class NumberColumn(_Scaled):
     @classmethod
     def learn(cls, cells: Cells, path: str) -> Self:
         """Return the column of some training cells."""
-        made = cls(name=cells.name, scale=Scale(), unit=cells.commonest_unit).learned(cells, path)
-        return replace(made, fill=float(np.nanmedian(cells.own_numbers)))
+        fill, unit = float(np.nanmedian(cells.own_numbers)), cells.commonest_unit
+        return cls(name=cells.name, scale=Scale(), unit=unit, fill=fill).learned(cells, path)
 
     @property
     def detail(self) -> str:
@@ -341,8 +331,9 @@ class _Worded(Column):
     def codes(self) -> int:
         return self._rows.shape[1]
 
-    def _ranks(self, cells: Cells) -> np.ndarray:
-        return ranks_of(cells, self.values)
+    @property
+    def _place(self) -> Mapping[str, int]:
+        return places_of(self.values)
 
     @property
     def usual(self) -> tuple[float, float]:
@@ -350,7 +341,7 @@ class _Worded(Column):
 
     def read(self, cells: Cells, path: str) -> np.ndarray:
         """Return the place of each cell's value, -1 for others; name words that training did not have, unless they share a number."""
-        ranks = self._ranks(cells)
+        ranks = cells.ranks(self._place)
         odd = (ranks < 0) & ~cells.absent
         if not self.other:
             known = ", ".join(short(v, 20) for v in self.values[:6]) + ", ..." * (len(self.values) > 6)
@@ -374,7 +365,7 @@ class _Worded(Column):
 class FlagColumn(_Worded):
     """A column of two words for no and yes: -1 and 1, and 0 for missing values."""
 
-    read_as = "flag"
+    read_as, _place = "flag", _SAYS | {"0": 0, "1": 1}  # in whatever words
 
     @property
     def detail(self) -> str:
@@ -383,10 +374,6 @@ class FlagColumn(_Worded):
     @property
     def _rows(self) -> np.ndarray:
         return np.array([[-1.0], [1.0], [0.0]])
-
-    def _ranks(self, cells: Cells) -> np.ndarray:
-        says = _SAYS | {"0": 0, "1": 1}  # in whatever words
-        return cells.spread([says.get(word, -1) for word in folded(cells.words)], -1).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,17 +426,11 @@ class OrderedColumn(_Worded):
 def spelled(cells: Cells, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return some of a column's words in one spelling each, the commonest, sorted; and the rows of each."""
     each: dict[str, dict[str, int]] = {}
-    for word, fold, count in zip(cells.words[which], folded(cells.words[which]), cells.counts[which]):
+    for word, fold, count in zip(cells.words[which], cells.folds[which], cells.counts[which]):
         own = each.setdefault(fold, {})
         own[word] = own.get(word, 0) + int(count)
     found = sorted((min(own, key=lambda w: (-own[w], w)), sum(own.values())) for own in each.values())
     return np.array([word for word, _ in found], object), np.array([count for _, count in found])
-
-
-def ranks_of(cells: Cells, values: tuple[str, ...]) -> np.ndarray:
-    """Return the place of each row's word among some values (row,), -1 for none of them."""
-    place = {fold: i for i, fold in enumerate(folded(values))}
-    return cells.spread([place.get(word, -1) for word in folded(cells.words)], -1).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,7 +504,7 @@ def _read_as_words(cells: Cells, dates: np.ndarray, rows: int, unique: bool, pat
     some = numbers if numbers.sum() >= dates.sum() else dates
     figures = cells.spread([bool(_FIGURES.fullmatch(word)) for word in cells.words], False) & ~cells.absent
     odd = ~some & ~cells.absent
-    if cells.different <= _MANY or not odd.any() or (some | figures).sum() < 0.5 * rows or is_id(cells.name):
+    if cells.different <= _MANY or not odd.any() or (some | figures).sum() < 0.5 * rows or _ID.search(cells.name):
         return found
     done = "read as words" if found.codes else "left out"
     warn(
@@ -540,10 +521,9 @@ def _words(cells: Cells, rows: int, unique: bool) -> Column:
     long = float(np.mean([word.count(" ") for word in cells.held[:1000]])) >= 3
     if long and different > max(_MANY, 0.5 * rows):
         return LeftOutColumn(name=cells.name, reason=f"free text: {different:,} different values of several words")
-    if unique or (rows >= _MANY and is_id(cells.name) and different > 0.9 * rows):
-        return LeftOutColumn(
-            name=cells.name, reason=f"an id: {different:,} different values in {rows:,} rows", beside=True
-        )
+    if unique or (rows >= _MANY and _ID.search(cells.name) and different > 0.9 * rows):
+        reason = f"an id: {different:,} different values in {rows:,} rows"
+        return LeftOutColumn(name=cells.name, reason=reason, beside=True)
     return CategoryColumn.learn(cells)
 
 
@@ -552,6 +532,6 @@ def _number_or_id(cells: Cells, unique: bool, path: str) -> Column:
     values = cells.own_numbers[np.isfinite(cells.own_numbers)]
     if unique and (values % 1 == 0).all():
         counts = values.min() >= _DIGITS and np.ptp(values) < 2 * len(values)
-        if is_id(cells.name) or counts:
+        if _ID.search(cells.name) or counts:
             return LeftOutColumn(name=cells.name, reason="an id: whole numbers, each once", beside=True)
     return NumberColumn.learn(cells, path)

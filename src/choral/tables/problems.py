@@ -89,9 +89,8 @@ def _from_table(
 ) -> Problem:
     where, name = ("the data frame", "table") if is_frame(data) else (str(data), Path(data).name)
     if said.target is None:
-        raise InputError(
-            f"{where} is a table, so the column to predict must be named: target='price' (--target price)."
-        )
+        how = "target='price' (--target price)"
+        raise InputError(f"{where} is a table, so the column to predict must be named: {how}.")
     frame = as_frame(data) if is_frame(data) else read_table(Path(data))
     drop = said.drop
     if isinstance(weights, str):
@@ -126,16 +125,13 @@ def load_problem(
     likelihood: str | None = None,
     weights: Any = None,
 ) -> Problem:
-    """Return a problem by name, from a file or from a data frame.
+    """Return a problem by name, from a file or from a data frame; other arguments as in `choral.fit_table`.
 
     Args:
         data: a built-in name (digits, diabetes, wine, breast_cancer, from scikit-learn), an .npz file with x_train, y_train, x_test, y_test,
             a table (.csv, .tsv, either with .gz, .parquet, .xlsx), or a pandas data frame.
         holdout: share of the rows held out for testing (not for .npz); None holds out none.
         seed: seed of the split, not of training.
-        columns: roles of a table's columns; its target is used if none is given here.
-        likelihood: the name of a likelihood, which also determines the task of a table.
-        weights: weights of a table's rows: a column, which is then not an input, or a number for each row.
     """
     said = columns or Columns()
     said = replace(said, target=target or said.target)

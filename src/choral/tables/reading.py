@@ -8,7 +8,7 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -97,9 +97,8 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
         raise
     except Exception as error:  # parsers fail in ways of their own
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-        raise InputError(
-            f"{path} cannot be read as a {kind} table: {reason}; correct it, or remove lines above the header."
-        ) from error
+        said = f"{path} cannot be read as a {kind} table: {reason}; correct it, or remove lines above the header."
+        raise InputError(said) from error
 
 
 def _text(path: Path, kind: str, rows: int | None = None) -> tuple[Any, str]:
@@ -195,6 +194,11 @@ def named_once(frame: Any, where: str) -> Any:
     return frame
 
 
+def places_of(values: Sequence[str]) -> dict[str, int]:
+    """Return the place of each of some different words, by its one spelling."""
+    return {fold: i for i, fold in enumerate(folded(values))}
+
+
 def folded(words: Any) -> np.ndarray:
     """Return words in one spelling: small letters, single spaces, whole numbers without .0."""
     import pandas as pd
@@ -258,22 +262,25 @@ class Cells:
         return np.append(np.asarray(values), otherwise)[self._values[0]]
 
     @cached_property
+    def folds(self) -> np.ndarray:
+        """The different words in one spelling each."""
+        return folded(self.words)
+
+    @cached_property
     def _blank(self) -> np.ndarray:
-        return np.isin(folded(self.words), list(_BLANK)) if len(self.words) else np.zeros(0, bool)
+        return np.isin(self.folds, list(_BLANK))
 
     @cached_property
     def absent(self) -> np.ndarray:
         """Which rows have no value: an empty cell, or a word for a missing value."""
-        if self._is_typed:
-            return np.asarray(self.series.isna().to_numpy(), bool)
-        return self.spread(self._blank, True).astype(bool)
+        return np.asarray(self.series.isna() if self._is_typed else self.spread(self._blank, True), bool)
 
     @property
     def empty(self) -> np.ndarray:
         """The same for a target, where words that may well name a class ('none', 'unknown', '-') are values."""
         if self._is_typed:
             return self.absent
-        return self.spread(np.isin(folded(self.words), [word.lower() for word in _EMPTY]), True).astype(bool)
+        return self.spread(np.isin(self.folds, [word.lower() for word in _EMPTY]), True).astype(bool)
 
     @property
     def has_value(self) -> np.ndarray:
@@ -284,6 +291,10 @@ class Cells:
     def held(self) -> np.ndarray:
         """The different words of cells that have a value."""
         return self.words[self.has_value]
+
+    def ranks(self, place: Mapping[str, int]) -> np.ndarray:
+        """Return the place of each row's word (row,), by its one spelling; -1 for others."""
+        return self.spread([place.get(word, -1) for word in self.folds], -1).astype(np.int64)
 
     @cached_property
     def different(self) -> int:
@@ -387,10 +398,9 @@ class Cells:
 
     def lines(self, which: np.ndarray) -> str:
         """Return where the first of some rows are: lines as people count them in a file, or rows as a data frame names them."""
-        found = [
-            str(i + self._first_line) if self._first_line else str(i) for i in self.series.index[which][:5].tolist()
-        ]
-        word = f"{'line' if self._first_line else 'row'}{'s' if len(found) > 1 else ''}"
+        begin = self._first_line
+        found = [str(i + begin if begin else i) for i in self.series.index[which][:5].tolist()]
+        word = f"{'line' if begin else 'row'}{'s' if len(found) > 1 else ''}"
         return f"{word} {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}"
 
     def first(self, which: np.ndarray) -> str:

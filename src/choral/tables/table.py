@@ -14,8 +14,8 @@ from choral.base.text import short
 from choral.base.values import Value
 from choral.data.splitting import Seen
 from choral.data.tensors import LARGEST
-from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, ranks_of, spelled
-from choral.tables.reading import Cells, folded
+from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, spelled
+from choral.tables.reading import Cells, folded, places_of
 
 _FEW = 20  # whole targets with at most this many different values are classes
 _CLASSES = 100  # different numbers that may be asked to be classes
@@ -80,10 +80,9 @@ class Table(Value):
 
     def names_of(self, outputs: int) -> tuple[str, ...] | None:
         """Return the names of so many classes, None if the table names none; RunError if it names others."""
-        if self.classes and len(self.classes) != outputs:
-            raise RunError(
-                f"the table names {len(self.classes)} classes but the network gives {outputs}; fit it again."
-            )
+        if len(self.classes) not in (0, outputs):
+            count = len(self.classes)
+            raise RunError(f"the table names {count} classes but the network gives {outputs}; fit it again.")
         return self.classes or None
 
     @property
@@ -132,7 +131,7 @@ class Table(Value):
         cells = Cells(frame[self.target])
         if self.task == "regression":
             return _target_numbers(cells, self.unit, path)
-        ranks = ranks_of(cells, self.classes)
+        ranks = cells.ranks(places_of(self.classes))
         if (ranks < 0).any():
             odd = short(cells.first(ranks < 0))
             known = ", ".join(short(c, 20) for c in self.classes[:10]) + ", ..." * (len(self.classes) > 10)
@@ -190,15 +189,10 @@ def learn_table(
     ordered: bool = False,
     path: str = "the table",
 ) -> Table:
-    """Learn how a table's columns become inputs and targets.
+    """Learn how the columns of a data frame become inputs and targets, from its training `rows` (all if None).
 
-    Args:
-        frame: a pandas data frame; every row has a target, and all rows determine the classes.
-        target, drop, ids, orders: as in `choral.Columns`; for the target, the order of its classes.
-        task: 'classification' or 'regression'; None infers it from the target.
-        rows: the training rows, which determine everything else; all if None.
-        ordered: whether classes must be ordered, by `orders` or as numbers.
-        path: name of the table in errors.
+    All rows determine the classes, and each has a target. The roles of columns are those of `choral.Columns`; for the target, the order
+    of its classes. With `ordered` the classes must have an order, given or as numbers. `path` is the name of the table in errors.
     """
     for name in (target, *drop, *ids, *(orders or ())):
         check_column(frame, name, path)
@@ -218,14 +212,11 @@ def learn_table(
         if n != target
     )
     if not any(c.width for c in columns):
-        why = "; ".join(f"'{short(c.name)}' is left out ({c.detail})" for c in columns[:4])
-        raise InputError(
-            f"{path} has no column to learn from besides the target '{target}'{': ' + why if why else ''}; add at least one."
-        )
-    unit = "" if decided == "classification" else targets.commonest_unit
+        why = ": " * bool(columns) + "; ".join(f"'{short(c.name)}' is left out ({c.detail})" for c in columns[:4])
+        raise InputError(f"{path} has no column to learn from besides the target '{target}'{why}; add at least one.")
+    unit, classes = "" if decided == "classification" else targets.commonest_unit, tuple[str, ...]()
     if task is not None:
         reason = ", ".join(filter(None, ["as asked", unit_in_words(unit)]))
-    classes: tuple[str, ...] = ()
     if decided == "classification":
         classes = _classes_of(targets, path)
         classes = _in_order(classes, order, target, path) if order or ordered else classes
@@ -292,7 +283,7 @@ def _in_order(classes: tuple[str, ...], order: tuple[str, ...], target: str, pat
     """Return classes from first to last, spelled as the file does; InputError if nothing says their order."""
     if not order and all(map(_WHOLE.fullmatch, classes)):
         return classes
-    place = {word: i for i, word in enumerate(folded(order))} if order else {}
+    place = places_of(order) if order else {}
     places = {c: place.get(f, -1) for c, f in zip(classes, folded(classes))}
     odd = [c for c in classes if places[c] < 0]
     if odd:
