@@ -1,14 +1,18 @@
 """What a fit of a small table costs, and how well it predicts: the estimators and `fit_table`, with nothing set.
 
     OMP_NUM_THREADS=1 python benchmarks/small_tables.py LABEL [wine breast_cancer diabetes made]
+    CHORAL_DATA=... OMP_NUM_THREADS=1 python benchmarks/small_tables.py LABEL --inner [made diabetes yacht energy ...]
 
 Two classification and two regression tables below 1,000 rows, three random splits each, a quarter of the rows for testing: processor seconds of the
 fit in one thread, and NLL, accuracy or RMSE on the test rows (regression: NLL in the target's own units). `made` is drawn here: six numbers, two categories,
-noise that depends on the row. Results of one version of choral are kept under LABEL, beside those of others; the file is written after every table.
+noise that depends on the row. Results of one version of choral are kept under LABEL, beside
+those of others; the file is written after every table. Constants of the search are chosen by `--inner`: another draw of `made`, and training rows of
+other tables (split 0, at most 800), a quarter of which is the test.
 """
 
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +23,15 @@ from sklearn.model_selection import train_test_split
 
 import choral
 from choral.sklearn import EnsembleClassifier, EnsembleRegressor
+from datasets import frames
 from machine import measured, write
 
 SPLITS = 3
 
 
-def made() -> tuple[pd.DataFrame, pd.Series]:
+def made(seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
     """Return 800 rows of numbers and two categories, and a target with a step, a curve, an interaction and noise."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     numbers = draw.normal(size=(800, 6))
     town, grade = draw.choice(["Ulm", "Bonn", "Kiel", "Hof"], 800), draw.choice(["low", "middle", "high"], 800)
     effect = pd.Series(town).map({"Ulm": 1.0, "Bonn": 0.0, "Kiel": -1.0, "Hof": 0.5}).to_numpy()
@@ -85,20 +90,36 @@ def _scores(ensemble: Any, x: pd.DataFrame, y: pd.Series) -> dict[str, float]:
     return dict(ensemble.evaluate(table.inputs(x), target))
 
 
-def main(label: str, names: list[str]) -> None:
+INNER = ("made", "diabetes", "yacht", "energy", "boston", "concrete", "california", "diamonds", "power")
+ROWS = 800  # of an inner table, at most
+
+
+def inner(name: str) -> tuple[pd.DataFrame, pd.Series]:
+    """Return rows of a table to choose constants by: `made` is drawn again, others are training rows of their split 0."""
+    if name == "made":
+        return made(seed=1)
+    train, _, target = frames(name, 0)
+    train = train.sample(min(ROWS, len(train)), random_state=0)
+    return train.drop(columns=target), train[target].rename("y")
+
+
+def main(label: str, names: list[str], *, choosing: bool = False) -> None:
     """Measure some tables and write what was found."""
     torch.set_num_threads(1)
+    file = "small_tables_inner" if choosing else "small_tables"
     for name in names:
-        task, load = TABLES[name]
+        task, load = ("regression", partial(inner, name)) if choosing else TABLES[name]
         frame, y = load()
-        for face in ("estimator", "fit_table"):
+        for face in ("fit_table",) if choosing else ("estimator", "fit_table"):
             rows = [run(task, frame, y, split, face) for split in range(SPLITS)]
             means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
-            kept = {key: value for key, value in measured("small_tables").items() if key != "machine"}
+            kept = {key: value for key, value in measured(file).items() if key != "machine"}
             kept.setdefault(label, {})[f"{name}, {face}"] = {"mean": means, "each": rows}
-            write("small_tables", kept)
+            write(file, kept)
             print(label, name, face, {key: round(value, 4) for key, value in means.items()}, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:] or list(TABLES))
+    choosing = "--inner" in sys.argv
+    label, *names = (word for word in sys.argv[1:] if word != "--inner")
+    main(label, names or list(INNER if choosing else TABLES), choosing=choosing)
