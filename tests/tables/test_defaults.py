@@ -9,7 +9,8 @@ import choral
 from choral.base.errors import InputError
 from choral.cli.options import Reading, Settings, Watching, prepare_fit
 from choral.data.problems import Problem
-from choral.plan import AdamW
+from choral.models import spec_of
+from choral.plan import AdamW, EarlyStopping
 from choral.tables.defaults import default_model, epochs_of, factory, is_table, stopping, training_for
 from choral.tables.fit import prepared
 
@@ -56,6 +57,20 @@ def test_a_member_waits_for_enough_steps_of_a_small_table(rows, patience, quick)
     assert (rates == [0.001, 0.004]) == (rows < 1000)
 
 
+def test_a_search_of_a_small_table_begins_with_quick_training_and_keeps_wide_networks_for_targets_without_noise():
+    found = prepared(problem())
+    assert (found.training.lr, found.early_stopping) == (0.004, stopping(problem(), quick=True))
+    assert spec_of(found.build())["arguments"]["hidden"] == [64, 64]
+    hidden = {c.name: spec_of(c.build())["arguments"]["hidden"] for c in found.candidates if c.clean}
+    assert hidden == {"residual": [256], "wide": [256, 256], "waves": [256, 256]}
+    assert all(c.early_stopping == stopping(problem(), quick=not c.clean) for c in found.candidates)
+    assert prepared(problem(), patience=3).candidates[1].early_stopping == EarlyStopping(patience=3)
+    assert not any(c.clean for c in prepared(problem(dtype=np.int64)).candidates)
+    large = prepared(problem(rows=1000))
+    assert [c.name for c in large.candidates] == ["deep_ensemble", "residual", "periodic", "linear"]
+    assert {(c.clean, c.early_stopping) for c in large.candidates} == {(None, stopping(problem(rows=1000)))}
+
+
 def ready(tmp_path, **said):
     x = problem().x_train
     np.savez(tmp_path / "d.npz", x_train=x, y_train=problem().y_train, x_test=x[:9], y_test=problem().y_train[:9])
@@ -73,7 +88,7 @@ def test_what_is_said_goes_before_the_usual(tmp_path):
         8,
         8,
         None,
-        stopping(problem()),
+        stopping(problem(), quick=True),
     )
     named = ready(tmp_path, method="deep_ensemble")
     assert (named.recipe.members, named.folds, named.validation, named.early_stopping) == (

@@ -215,7 +215,10 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     frame = houses(120)
     frame["owner"], frame["day"] = np.arange(120) // 4, np.arange(120)
     whole = load_problem(frame, target="price", holdout=None)
-    assert [c.name for c in prepared(whole).candidates] == ["deep_ensemble", "periodic", "linear"]
+    clean = ["residual", "wide", "waves"]  # networks for targets with little noise
+    assert [c.name for c in prepared(whole).candidates] == ["deep_ensemble", *clean, "periodic", "linear"]
+    assert [c.name for c in prepared(whole).candidates if c.clean] == clean
+    assert [c.name for c in prepared(whole).candidates if c.stacked] == ["periodic"]
     assert prepared(whole, folds=5).candidates[0].members == 5
     assert prepared(whole, validation=0.2).folds is None
     assert prepared(whole, validation=0.2).candidates
@@ -277,6 +280,23 @@ def test_the_time_is_kept_and_folds_may_be_named(tmp_path: Path) -> None:
     whole = choral.fit_table(frame, "price", cv=3, **SHORT)
     assert whole.info["out_of_fold"]["folds"] == 3
     assert whole.members % 3 == 0
+
+
+def test_networks_that_rounding_keeps_from_being_stacked_are_trained_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executors = list[str]()
+
+    def refused(job: Any, phase: Any) -> None:
+        executors.append(job.compute.executor)
+        raise InputError("its parameter gets another gradient than alone")
+
+    frame = houses(110).drop(columns="price")
+    whole = choral.fit_table(frame, "sold", **SHORT)
+    monkeypatch.setattr("choral.engine.job._check_stackable", refused)
+    alone = choral.fit_table(frame, "sold", **SHORT)
+    assert executors == ["auto", "vectorized", "auto"]  # waves, whose convolutions 'auto' does not stack; lines
+    assert alone.info["auto"]["tried"] == whole.info["auto"]["tried"]
 
 
 KILLED = """

@@ -140,6 +140,26 @@ def test_light_candidates_are_tried_whatever_the_first_took(monkeypatch: pytest.
     assert any("took long enough, but for light ones" in reason for reason in about["reasons"])
 
 
+@pytest.mark.parametrize(("most", "tried"), [(0.0, ["first", "short"]), (9.0, ["first", "long"])])
+def test_the_noise_that_the_first_candidate_leaves_decides_which_others_follow(
+    most: float, tried: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("choral.tables.defaults.CLEAN", most)
+    train, held = trainer({"first": small, "short": wide, "long": wide})
+    listed = [
+        candidate("first"),
+        replace(candidate("short"), clean=False),
+        replace(candidate("long"), clean=True, epochs=99),
+    ]
+    ensemble = search(listed, train, Judge(held), run_dir=tmp_path)
+    about, y = ensemble.info["auto"], Judge(held).y
+    assert [one.split(",")[0] for one in about["tried"]] == tried
+    (noise,) = [float(reason.split()[3]) for reason in about["reasons"] if "deviations of the target" in reason]
+    first = Judge(held).scores(choral.load(tmp_path / "first")._predictive(Judge(held).x))[1]
+    assert noise == pytest.approx((first / float(y.double().var())) ** 0.5, abs=0.006)
+    assert most == 0.0 or "long, 99 epochs at most" in about["tried"]  # what the first took says nothing about it
+
+
 def test_a_time_limit_counts_from_its_own_beginning_and_ends_with_what_is_there() -> None:
     train, held = trainer({"first": small, "second": wide})
     told: list[str] = []

@@ -35,7 +35,7 @@ OnCluster = Annotated[
     typer.Option(help="ray trains on all processors of this machine; auto or ray://host:10001 on a Ray cluster."),
 ]
 _LIKELIHOODS = "categorical, bernoulli, ordinal, gaussian, student_t, laplace, poisson, negative_binomial, quantiles"
-_MODELS = "tabular, tabular_embedded, mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20"
+_MODELS = "tabular, tabular_narrow, tabular_embedded, mlp, mlp_wide, lenet_s, lenet_m, lenet_l or resnet20"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,8 @@ class EnsembleEstimator(BaseEstimator, ABC):
     """An ensemble of neural networks with scikit-learn's interface.
 
     Args:
-        method: 'auto', the search of `choral.fit_table` (5 to 20 seconds below 1,000 rows); the name of a method (`choral methods` lists
-            them); or a recipe, which has its own members and epochs.
+        method: 'auto', the search of `choral.fit_table` (seconds below 1,000 rows, a minute for numeric targets with little noise); the name
+            of a method (`choral methods` lists them); or a recipe, which has its own members and epochs.
         n_estimators: number of members; None uses the default of the method.
         epochs: length of one training (of each separate member); an upper bound if rows are held out. None chooses it by the data.
         time_limit: seconds of wall time after which `fit` stops training.

@@ -27,9 +27,10 @@ EPOCHS, ASKED = 600, 300  # of each member at most, of the default method and of
 SHARE, MEMBERS, FOLDS = 0.2, 8, 8  # validation rows of all members, or one fold of each
 PATIENCE, WAIT = 20, 600  # epochs, and steps, without a better score that a member has at least
 LOOK = 20  # steps between validations of small tables
-SOON, GAIN = 160, 0.002  # of classifiers of small tables: steps to wait, and the gain that counts (nats)
+SOON, GAIN = 160, 0.002  # of quick training: steps to wait, and the gain that counts (nats)
 
 # of the search
+CLEAN = 0.33  # RMSE in deviations of a small table's target, below which wide networks and long training are worth their time
 QUICK = 10.0  # times the learning rate, for straight lines: few weights, which start far from where they end
 LEAST_EPOCHS, LONGER = 4, 1.5  # epochs of other candidates: so many, or so many times the first one's
 LONG = 6e11  # operations, a quarter of a minute of one core, above which light candidates alone follow the first
@@ -40,11 +41,13 @@ MIXTURES = (1.0, 0.75, 0.5, 0.25)  # shares of the selection; the rest is the fi
 LEAST_SHARE = 0.05  # of the weight, below which a whole candidate is not worth its cost
 FEW_UNITS = 8  # candidates or members, of which every bag may choose from all
 LINES: dict[str, Any] = {"embedding": "none", "edges": (), "hidden": ()}
+BLOCK: dict[str, Any] = {"residual": True, "hidden": (256,)}
 WAVES: dict[str, Any] = {"embedding": "periodic", "edges": (), "embedding_width": 16}
 
-_TABULAR = ("tabular", "tabular_embedded")
+_TABULAR = ("tabular", "tabular_narrow", "tabular_embedded")
 SIZES: dict[str, Callable[[Problem], nn.Module]] = {
     "tabular": lambda p: _tabular(p, BINS),
+    "tabular_narrow": lambda p: _tabular(p, BINS, hidden=(64, 64)),
     "tabular_embedded": lambda p: _tabular(p, MORE_BINS, embedding_width=16, embed_all=False, dropout=0.1),
     "mlp": lambda p: models.mlp(p.x_train[0].size, p.outputs, hidden=(64, 64)),
     "mlp_wide": lambda p: models.mlp(p.x_train[0].size, p.outputs, hidden=(200,)),
@@ -55,22 +58,21 @@ SIZES: dict[str, Callable[[Problem], nn.Module]] = {
 }
 
 
-def _check_shape(problem: Problem, axes: int, what: str) -> tuple[int, ...]:
+def _row(problem: Problem, axes: int, what: str) -> tuple[int, ...]:
+    """Return the shape of a row; InputError if the problem has rows of another kind."""
     shape = problem.x_train.shape
     if len(shape) != axes:
         raise InputError(f"this network reads {what}, but x has shape {shape}; use --model mlp.")
-    return shape
+    return shape[1:]
 
 
 def _images(problem: Problem, build: Callable[[int, int], nn.Module]) -> nn.Module:
-    shape = _check_shape(problem, 4, "images (row, channel, height, width)")
-    return build(shape[1], shape[2])
+    return build(*_row(problem, 4, "images (row, channel, height, width)")[:2])
 
 
 def _tabular(problem: Problem, bins: int, **changes: Any) -> nn.Module:
-    _check_shape(problem, 2, "rows of numbers")
-    edges, width = quantile_edges(problem.x_train, bins=bins), 64 if is_quick(problem) else 256
-    return models.tabular(problem.x_train.shape[1], problem.outputs, hidden=(width, width), edges=edges, **changes)
+    (inputs,) = _row(problem, 2, "rows of numbers")
+    return models.tabular(inputs, problem.outputs, edges=quantile_edges(problem.x_train, bins=bins), **changes)
 
 
 def is_small(problem: Problem) -> bool:
@@ -78,13 +80,13 @@ def is_small(problem: Problem) -> bool:
     return len(problem.x_train) < SMALL
 
 
-def is_quick(problem: Problem) -> bool:
-    """Return whether narrow networks that stop soon are as good: classifiers of small tables.
+def is_quick(problem: Problem, *, searched: bool = False) -> bool:
+    """Return whether training begins with narrow networks that learn fast and stop soon: on small tables, of classes or in a search.
 
     Regression with little noise continues improving for long (NLL of yacht 1.69 so, 0.22 with time; of concrete 2.94 and 2.76,
-    on held-out parts of training rows).
+    on held-out parts of training rows): a search tells by the narrow networks whether wide ones are worth their time.
     """
-    return is_small(problem) and problem.task == "classification"
+    return is_small(problem) and (searched or problem.task == "classification")
 
 
 def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
@@ -92,7 +94,9 @@ def is_table(problem: Problem, least: int = LEAST_ROWS) -> bool:
     return problem.x_train.ndim == 2 and problem.image_shape is None and len(problem.x_train) >= least
 
 
-def default_model(problem: Problem, *, validated: bool = False, least: int = LEAST_ROWS, networks: int = 1) -> str:
+def default_model(
+    problem: Problem, *, validated: bool = False, least: int = LEAST_ROWS, networks: int = 1, quick: bool | None = None
+) -> str:
     """Return the network for a problem: 'lenet_s' for images of at least 28 pixels, else an MLP.
 
     Bins of numbers serve tables of `least` rows best where training is `validated`; large tables get bins that each column embeds on its own,
@@ -103,6 +107,8 @@ def default_model(problem: Problem, *, validated: bool = False, least: int = LEA
         return "lenet_s"
     if not validated or not is_table(problem, least):
         return "mlp"
+    if is_quick(problem) if quick is None else quick:
+        return "tabular_narrow"
     return "tabular_embedded" if len(problem.x_train) > LARGE and networks <= MANY else "tabular"
 
 
@@ -125,16 +131,18 @@ def training_for(
     optimizer: Any = None,
     batch_size: int | None = None,
     schedule: str | None = None,
+    quick: bool | None = None,
 ) -> Training:
     """Return training settings, unless said otherwise: AdamW at a constant rate for tables whose training is watched, else the
-    settings that `fit` chooses.
+    settings that `fit` chooses; `quick` as in `is_quick`.
     """
+    quick = is_quick(problem) if quick is None else quick
     name, large = optimizer or "adamw", len(problem.x_train) > LARGE
     if model not in _TABULAR:
         chosen = DEFAULT if optimizer is None else optimizer_of(name)
         return Training(lr=lr, optimizer=chosen, batch_size=batch_size, schedule=schedule or "cosine")  # type: ignore[arg-type]  # checked by Training
     chosen = AdamW(weight_decay=3e-4) if name == "adamw" else optimizer_of(name)
-    rates = {"SGD": 0.05, "Adam": 0.003, "AdamW": 0.004 if is_quick(problem) else 0.002 if large else 0.001}
+    rates = {"SGD": 0.05, "Adam": 0.003, "AdamW": 0.004 if quick else 0.002 if large else 0.001}
     return Training(
         lr=rates.get(type(chosen).__name__) if lr is None else lr,
         optimizer=chosen,
@@ -143,29 +151,18 @@ def training_for(
     )
 
 
-def stopping(problem: Problem, batch_size: int | None = None) -> EarlyStopping:
+def stopping(problem: Problem, batch_size: int | None = None, *, quick: bool | None = None) -> EarlyStopping:
     """Return when members of a table's ensemble stop, each by itself: after 20 epochs, or 600 steps, without a better score;
-    classifiers of small tables after 160.
+    in quick training after 160.
 
     To stop all by their joint score cost NLL on ten inner test parts of ten (training rows of five regression tables).
     """
-    rows, quick = len(problem.x_train), is_quick(problem)
+    rows, quick = len(problem.x_train), is_quick(problem) if quick is None else quick
     steps = max(-(-rows // (batch_size or 32)), 1)
     patience = max(PATIENCE, -(-(SOON if quick else WAIT) // steps))
     if not is_small(problem):
         return EarlyStopping(patience=patience)
     return EarlyStopping(patience=patience, min_delta=GAIN if quick else 0.0, every=max(1, LOOK // steps))
-
-
-def training_ends(time_limit: float, before: float = 0.0) -> float:
-    """Return the seconds after which training ends, so that what follows is done within a time limit.
-
-    What follows is expected to take as long as what came before training: both are long on a busy machine.
-
-    >>> training_ends(60.0), training_ends(5.0), training_ends(1.0), training_ends(60.0, before=12.0)
-    (51.0, 4.0, 0.5, 48.0)
-    """
-    return time_limit - min(max(RESERVE * time_limit, LEAST_RESERVE, before), time_limit / 2)
 
 
 def epochs_of(problem: Problem, training: Training, *, model: str, most: int) -> int | None:

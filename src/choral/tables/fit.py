@@ -34,7 +34,7 @@ from choral.tables import defaults
 from choral.tables.defaults import AUTO, FOLDS, LEAST_IN_TURN, LEAST_ROWS, METHOD, is_small, is_table
 from choral.tables.problems import Columns, load_problem, weights_in
 from choral.tables.reading import as_frame, is_frame, read_table
-from choral.tables.search import Candidate, Judge, search
+from choral.tables.search import Candidate, Judge, search, training_ends
 from choral.tables.table import Kind
 
 _OPEN = Training()
@@ -103,10 +103,10 @@ def fit_table(
     asked: dict[str, Any] = {"likelihood": options.pop("likelihood", None), "weights": sample_weight}
     problem = load_problem(data, target=target, task=task, holdout=None, columns=columns, **asked)
     problem, each = (problem, {}) if class_weight is None else balanced(problem, class_weight)
-    extends = options.get("on_existing") == "extend"
-    apart = compute.data_parallel or extends or compute.cluster is not None or is_far(options.get("run_dir"))
-    given = {f.name: getattr(training or _OPEN, f.name) for f in fields(_OPEN)}
-    settings = {name: value for name, value in given.items() if value != getattr(_OPEN, name)}
+    apart = compute.data_parallel or compute.cluster is not None or is_far(options.get("run_dir"))
+    apart = apart or options.get("on_existing") == "extend"
+    said = {f.name: getattr(training or _OPEN, f.name) for f in fields(_OPEN)}
+    settings = {name: value for name, value in said.items() if value != getattr(_OPEN, name)}
     ready = prepared(
         problem,
         method=METHOD if method is None and apart else method,
@@ -167,9 +167,7 @@ class Ready:
         options["callbacks"] = heard(options.get("callbacks"), self.recipe.name, self.planned)
         compute = options.get("compute") or Compute()
         if compute.time_limit is not None and compute.cluster is None:
-            started = getattr(compute.time_limit, "started", perf_counter())
-            ends = Limit.of(defaults.training_ends(compute.time_limit, perf_counter() - started), started)
-            options["compute"] = replace(compute, time_limit=ends)
+            options["compute"] = replace(compute, time_limit=training_ends(compute.time_limit))
         (build, data, recipe), known = self.arguments()
         return train(build, data, recipe, **known, **options)
 
@@ -178,9 +176,8 @@ class Ready:
         trained, held = self.problem, self.validation
         if self.shares:
             trained, held = trained.validating(held)
-        known: dict[str, Any] = {"likelihood": self.problem.likelihood, "table": self.problem.table}
-        if self.folds is not None:
-            known["cv"] = self.folds if self.problem.groups is None else (self.folds, self.problem.groups)
+        cv: Any = self.folds if self.folds is None or trained.groups is None else (self.folds, trained.groups)
+        known: dict[str, Any] = {"likelihood": trained.likelihood, "table": trained.table, "cv": cv}
         known |= {"validation": held, "early_stopping": self.early_stopping}
         return (self.build, trained.points, self.recipe), known
 
@@ -244,8 +241,9 @@ def prepared(
     drawn = asked is not None and any(isinstance(p, GaussianKL | SpikeSlabKL) for p in asked.objective.penalties)
     watched = not (none or drawn or (asked is not None and asked.structure.widens_input))
     least, networks = LEAST_IN_TURN if searched else LEAST_ROWS, 1 if asked is None else begun(asked.plan)
-    model = model or defaults.default_model(problem, validated=watched, least=least, networks=networks)
-    training = defaults.training_for(problem, model=model if watched else None, **settings)
+    quick = defaults.is_quick(problem, searched=searched)
+    model = model or defaults.default_model(problem, validated=watched, least=least, networks=networks, quick=quick)
+    training = defaults.training_for(problem, model=model if watched else None, quick=quick, **settings)
     most = defaults.EPOCHS if asked is None else defaults.ASKED
     each = defaults.epochs_of(problem, training, model=model if watched else "mlp", most=most)
     if length is None and members is None and asked is None and each is not None:
@@ -257,10 +255,10 @@ def prepared(
     share = (None if total is None else defaults.SHARE) if validation is None else None if none else validation
     if early_stopping is None and patience is not None:
         early_stopping = EarlyStopping(patience=patience)
+    stops = [early_stopping] * 2
     if early_stopping is None and share is not None:
-        early_stopping = defaults.stopping(problem, training.batch_size)
-    if early_stopping is not None and not restore_best:
-        early_stopping = replace(early_stopping, restore_best=False)
+        stops = [defaults.stopping(problem, training.batch_size, quick=how) for how in (quick, False)]
+    early_stopping, late = (one if one is None or restore_best else replace(one, restore_best=False) for one in stops)
     said = {option: value for option, value in settings.items() if value is not None}
     asking: dict[str, Any] = {"epochs": epochs, "budget": total if length is None else budget, "members": members}
     (recipe,) = recipes_for([name], **asking, training=training, said=said, points=len(problem.x_train))
@@ -272,8 +270,11 @@ def prepared(
         return ready
     if searched:
         assert each is not None
-        listed = short_list(ready.build, training, each, folds or defaults.MEMBERS, small=is_small(problem))
-        return replace(ready, candidates=tuple(listed))
+        patient = None
+        if quick and problem.task == "regression":
+            model, training = "tabular", defaults.training_for(problem, model="tabular", quick=False, **settings)
+            patient = replace(ready, build=defaults.factory(problem, model), training=training, early_stopping=late)
+        return replace(ready, candidates=tuple(short_list(ready, each, patient)))
     return replace(ready, recipe=replace(recipe, plan=raised(recipe.settled(ready.rows).plan, ready.rows)))
 
 
@@ -299,8 +300,7 @@ def _least(problem: Problem, validation: Any) -> int:
 
 def can_choose(problem: Problem, validation: Any) -> bool:
     """Return whether 'auto' has rows to choose by."""
-    none = is_number(validation) and validation == 0
-    return is_table(problem, _least(problem, validation)) and not none
+    return is_table(problem, _least(problem, validation)) and not (is_number(validation) and validation == 0)
 
 
 def _parts(problem: Problem) -> int | None:
@@ -335,35 +335,38 @@ def check_one_process(several: bool) -> None:
         raise InputError(f"method auto chooses within one process, in a folder of this machine; {what}.")
 
 
-def short_list(
-    build: Callable[[], nn.Module], training: Training, epochs: int, members: int, *, small: bool
-) -> list[Candidate]:
-    """Return the candidates of a table, the default first: `build` makes a `choral.models.tabular` on bins.
+def short_list(ready: Ready, epochs: int, patient: Ready | None) -> list[Candidate]:
+    """Return the candidates of a table, the default first; networks are `choral.models.tabular`.
 
-    The list was made on parts of training rows of UCI sets, never on test rows. Residual blocks gain nothing on small tables.
+    `patient` has wide networks and long training, for regression of small tables: where the first candidate leaves little noise, it
+    follows. The list was made on parts of training rows (`benchmarks/small_tables.py`), never on test rows.
     """
-    with rng.seeded(0, "look"):
-        spec = models.spec_of(build())
-    assert spec is not None
-    arguments = spec["arguments"]
-    quick = replace(training, lr=defaults.QUICK * training.peak)
+    small = is_small(ready.problem)
 
-    def entry(name: str, why: str, settings: Training = training, *, light: bool = False, **changes: Any) -> Candidate:
-        changed = {"name": spec["name"], "arguments": arguments | changes}
+    def entry(of: Ready, name: str, why: str, lr: float = 1.0, *, light: bool = False, **changes: Any) -> Candidate:
+        with rng.seeded(0, "look"):
+            spec = models.spec_of(of.build())
+        assert spec is not None
+        changed = {"name": spec["name"], "arguments": spec["arguments"] | changes}
+        training = of.training if of.training.lr is None else replace(of.training, lr=lr * of.training.lr)
 
         def recipe(each: int, members: int) -> Recipe:
-            return make(METHOD, budget=each * members, members=members, training=settings)
+            return make(METHOD, budget=each * members, members=members, training=training)
 
-        return Candidate(name, recipe, epochs, members, why, light, lambda: models.rebuild(changed))
+        count, build = of.folds or defaults.MEMBERS, lambda: models.rebuild(changed)
+        own: dict[str, Any] = {"early_stopping": of.early_stopping, "stacked": small and name == "periodic"}
+        own["clean"] = None if light or name == METHOD or patient is None else of is patient
+        return Candidate(name, recipe, epochs, count, why, light, build, **own)
 
-    block: dict[str, Any] = {"residual": True, "hidden": (max(arguments["hidden"]),)}
-    lines = "a straight line in each column, for few rows and many columns"
-    return [
-        entry("deep_ensemble", "networks of their own on bins of each column"),
-        *([] if small else [entry("residual", "a residual block, for steps and interactions", **block)]),
-        entry("periodic", "waves of each column, for smooth curves", **defaults.WAVES),
-        entry("linear", lines, quick, light=True, **defaults.LINES),
-    ]
+    bins, waves = "networks of their own on bins of each column", "waves of each column, for smooth curves"
+    steps, lines = "a residual block, for steps and interactions", "a straight line in each column, for few rows"
+    found = [entry(ready, METHOD, bins)]
+    if patient is not None or not small:
+        found += [entry(patient or ready, "residual", steps, **defaults.BLOCK)]
+    if patient is not None:
+        found += [entry(patient, "wide", f"wide {bins}"), entry(patient, "waves", waves, **defaults.WAVES)]
+    found += [entry(ready, "periodic", waves, **defaults.WAVES)]
+    return [*found, entry(ready, "linear", lines, defaults.QUICK, light=True, **defaults.LINES)]
 
 
 def choose(
@@ -400,8 +403,12 @@ def choose(
         build, own = candidate.build or ready.build, replace(compute, time_limit=limits.pop("time_limit"))
         told_to = [line.of(candidate.name, candidate.members, recipe.epochs), *others]
         own_seed = rng.key(seed, "round", candidate.round) if candidate.round else seed
-        told: dict[str, Any] = {"callbacks": told_to, "progress": False, "seed": own_seed, "compute": own}
-        return train(build, source, recipe, **known, **limits, **options, **told)
+        told: dict[str, Any] = {"callbacks": told_to, "progress": False, "seed": own_seed}
+        told = known | limits | options | told | {"early_stopping": candidate.early_stopping}
+        if candidate.stacked and own.executor == "auto":
+            with contextlib.suppress(InputError):  # where rounding keeps them from being stacked
+                return train(build, source, recipe, **told, compute=replace(own, executor="vectorized"))
+        return train(build, source, recipe, **told, compute=own)
 
     drawn = somebody_watches() if progress is None else progress
     is_bars = isinstance(callbacks, Bars)

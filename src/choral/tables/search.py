@@ -32,7 +32,7 @@ from choral.engine.identity import fingerprint
 from choral.engine.validation import Limit
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.held_out import FOLDS, OutOfFold, complete, keep_folds, settle_noise
-from choral.plan import Collect, Start, fork, seq
+from choral.plan import Collect, EarlyStopping, Start, fork, seq
 from choral.predictions import Predictive
 from choral.recipes.recipe import Recipe
 from choral.tables import defaults
@@ -46,8 +46,9 @@ _GAIN = 1e-9
 class Candidate:
     """A candidate: its name, also of its run folder, and why it is on the list.
 
-    `recipe` takes epochs of each network and members, up to a maximum; `light` ones are so cheap that they are always tried. A `round` above 0
-    trains it with another seed.
+    `recipe` takes epochs of each network and members, up to a maximum; `light` ones are so cheap that they are always tried, and those for
+    `clean` targets if the first candidate leaves little noise, or (False) if it leaves more. `early_stopping` is its own, and its members
+    are `stacked` if possible, whatever 'auto' would choose. A `round` above 0 trains it with another seed.
     """
 
     name: str
@@ -58,18 +59,18 @@ class Candidate:
     light: bool = False
     build: Callable[[], nn.Module] | None = None
     round: int = 0
+    clean: bool | None = None
+    stacked: bool = False
+    early_stopping: EarlyStopping | None = None
 
 
+# trains a candidate's recipe with some arguments of `fit`: run_dir and time_limit
 Train = Callable[[Candidate, Recipe, dict[str, Any]], Ensemble]
-"""Trains a candidate's recipe with some arguments of `fit`: run_dir and time_limit."""
 
 
 class Judge:
-    """Scores held-out rows: validation rows, or all training rows, each by the members that hold it out.
-
-    Args:
-        held: the validation rows, by which members are selected one by one; None for out-of-fold rows, where all members of a candidate
-            count together.
+    """Scores held-out rows: the validation rows `held`, by which members are selected one by one; or all training rows, each by the members
+    that hold it out, where all members of a candidate count together.
     """
 
     y: Tensor  # as it is in the data
@@ -107,6 +108,12 @@ class Judge:
         if self.found is not None:
             complete(made, replace(self.found, outputs=outputs, networks=len(outputs), shares=tuple(shares)))
 
+    def noise(self, ensemble: Ensemble) -> float:
+        """Return the RMSE of the rows in standard deviations of their targets; infinite without squared errors."""
+        prediction = self.prediction(ensemble)
+        errors = prediction.row_scores(prediction.targets(self.y)).get("mse")
+        return math.inf if errors is None else float((errors.mean() / self.y.double().var(0).mean()).sqrt())
+
     def scores(self, prediction: Predictive) -> tuple[float, float, str]:
         """Return the log score of the rows, the point score (squared error, or accuracy below 0), both by weight, and the two in words.
 
@@ -120,8 +127,8 @@ class Judge:
             value = float(rows[name].mean() if shares is None else (rows[name] * shares).sum() / shares.sum())
             return math.inf if math.isnan(value) else value
 
-        log, said = mean(prediction.score), "validation" if self.apart else "out-of-fold"
-        said = f"{said} {prediction.score} {mean(prediction.score):.4f}"
+        log = mean(prediction.score)
+        said = f"{'validation' if self.apart else 'out-of-fold'} {prediction.score} {log:.4f}"
         if "mse" in rows:
             rmse = mean("mse") ** 0.5
             return log, mean("mse"), f"{said}, rmse {rmse:{',.0f' if rmse >= 1e4 else '.4g'}}"
@@ -161,13 +168,11 @@ def _build_of(network: nn.Module) -> tuple[Build | nn.Module, str]:
     """Return what builds a member's network, and a text that is the same for networks of one kind."""
     spec = models.spec_of(network)
     with rng.seeded(0, "look"):
-        if spec is not None and _shapes(models.rebuild(spec)) == _shapes(network):
-            return lambda: models.rebuild(spec), repr(spec)
-    return network, repr(fingerprint(network))
-
-
-def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {n: tuple(t.shape) for n, t in (*network.named_parameters(), *network.named_buffers())}
+        plain = network if spec is None else models.rebuild(spec)
+    shapes = [{n: t.shape for n, t in one.state_dict().items()} for one in (plain, network)]
+    if spec is None or shapes[0] != shapes[1]:  # it was cut to a part of what it was
+        return network, repr(fingerprint(network))
+    return lambda: models.rebuild(spec), repr(spec)
 
 
 @dataclass(frozen=True)
@@ -265,36 +270,46 @@ class _Tried:
         return self.ensemble is not None and self.ensemble.info.get("ended") == "time_limit"
 
 
+def training_ends(time_limit: float) -> Limit:
+    """Return the limit of training, so that what follows is done within a time limit.
+
+    What follows is expected to take as long as what came before training: both are long on a busy machine.
+
+    >>> [round(training_ends(Limit.of(60.0, time.perf_counter() - before))) for before in (0.0, 12.0)]
+    [51, 48]
+    """
+    started = getattr(time_limit, "started", time.perf_counter())
+    after = max(defaults.RESERVE * time_limit, defaults.LEAST_RESERVE, time.perf_counter() - started)
+    return Limit.of(time_limit - min(after, time_limit / 2), started)
+
+
 class _Search:
     """The state of a search; arguments as in `search`."""
 
     def __init__(self, train: Train, judge: Judge, folder: Path | None, limit: Any, overwrite: bool, tell: Any):
-        self.train, self.judge, self.folder, self.limit = train, judge, folder, limit
-        self.started = limit.started if isinstance(limit, Limit) else time.perf_counter()
-        self.ends = math.inf if limit is None else defaults.training_ends(limit, time.perf_counter() - self.started)
-        self.overwrite, self.tell = overwrite, tell
+        self.train, self.judge, self.folder, self.overwrite, self.tell = train, judge, folder, overwrite, tell
+        self.ends = None if limit is None else training_ends(limit)
         self.tried: list[_Tried] = []
         self.notes: list[str] = []
 
     @property
     def left(self) -> float:
         """Seconds until training has to end, so that choosing, writing and scoring are done within the limit."""
-        return self.ends - (time.perf_counter() - self.started)
+        return math.inf if self.ends is None else self.ends - (time.perf_counter() - self.ends.started)
 
     def attempt(self, candidate: Candidate, epochs: int, waiting: int = 1) -> _Tried:
         """Train a candidate for so many epochs at most, within its share of the time left for all that wait; note what came of it."""
         label, begun = f"{candidate.name}, {epochs} epochs at most", time.perf_counter()
-        limit = None
-        if self.limit is not None:
-            limit = Limit.of(self.ends - max(self.left, 0.0) * (1 - 1 / waiting), self.started)
-        limits: dict[str, Any] = {"time_limit": limit}
+        limits: dict[str, Any] = {"time_limit": None}
+        if self.ends is not None:
+            limits["time_limit"] = Limit.of(self.ends - max(self.left, 0.0) * (1 - 1 / waiting), self.ends.started)
         if self.folder is not None:
             place = self.folder / folder_name(candidate.name)
             limits |= {"run_dir": place, "on_existing": "overwrite" if self.overwrite else "resume"}
         try:
             ensemble = self.train(candidate, candidate.recipe(epochs, candidate.members), limits)
         except (DivergedError, RunError) as error:
-            if isinstance(error, RunError) and self.limit is None:
+            if isinstance(error, RunError) and self.ends is None:
                 raise  # a folder of another run, say
             found = _Tried(label, None, f"{label}: {error}")
         else:
@@ -325,12 +340,17 @@ class _Search:
             return []
         if first.ensemble is None:
             return [(one, one.epochs) for one in others]
+        if any(one.clean is not None for one in others):
+            noise = self.judge.noise(first.ensemble)
+            others = [one for one in others if one.clean in (None, noise < defaults.CLEAN)]
+            follow = "wide" if noise < defaults.CLEAN else "narrow"
+            self.notes.append(f"the RMSE is {noise:.2f} deviations of the target: {follow} networks follow")
         counted = first.ensemble.info["counted"]
         if counted["train_flops"] > defaults.LONG and not all(one.light for one in others):
             others = [one for one in others if one.light]
             self.notes.append("no others were tried: this took long enough" + ", but for light ones" * bool(others))
         most = max(defaults.LEAST_EPOCHS, math.ceil(defaults.LONGER * counted["epochs"] / first.ensemble._count))
-        return [(one, one.epochs if one.light else min(one.epochs, most)) for one in others]
+        return [(one, one.epochs if one.light or one.clean else min(one.epochs, most)) for one in others]
 
 
 def search(
@@ -345,14 +365,11 @@ def search(
     overwrite: bool = False,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Ensemble:
-    """Return the best ensemble of the candidates.
+    """Return the best ensemble of the candidates; the first is the default without a search.
 
-    Args:
-        candidates: the first is the default without a search.
-        run_dir: folder of the search, with a run folder for each candidate; the same call resumes.
-        time_limit: seconds of wall time for the whole search, including selection and writing.
-        rounds: how often all candidates are trained, each time with other seeds; an upper bound with a time limit.
-        overwrite: remove another search in the folder, once the first candidate is accepted.
+    Each candidate has a run folder in `run_dir`, and the same call resumes; `overwrite` removes another search in the folder, once the
+    first candidate is accepted. `time_limit` includes selection and writing. All candidates are trained `rounds` times, each time with
+    other seeds; an upper bound with a time limit.
     """
     folder = None if run_dir is None else Path(run_dir)
     if folder is not None and (folder / "plan.json").exists():
@@ -392,8 +409,8 @@ def _keep(ensemble: Ensemble, folder: Path) -> None:
     info, counted = ensemble.info, ensemble.info["counted"]
     *tried, outcome = info["auto"]["reasons"]
     row = {"method": ensemble.recipe.name, "members": ensemble.members, "epochs": counted["epochs"]}
-    row |= {name: info[name] for name in ("parameters", "predict_flops")}
-    row |= {name: counted[name] for name in ("train_flops", "train_seconds") if name in counted}
+    costs = ("parameters", "predict_flops", "train_flops", "train_seconds")
+    row |= {name: value for name, value in (info | counted).items() if name in costs}
     write_json(folder / CHOICE, {"row": row, "findings": [outcome, *tried]}, within=folder)
     if ensemble._out_of_fold is not None:
         keep_folds(ensemble, folder, sha256((folder / SAVED).read_bytes()))
