@@ -68,7 +68,7 @@ BUDGETS = {
     "plan": 2996,
     "recipes": 2337,
     "data": 1741,
-    "tables": 2465,
+    "tables": 2463,
     "engine": 5180,
     "cluster": 937,
     "deploy": 1339,  # 575 are the server

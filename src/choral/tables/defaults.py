@@ -59,7 +59,6 @@ SIZES: dict[str, Callable[[Problem], nn.Module]] = {
 
 
 def _row(problem: Problem, axes: int, what: str) -> tuple[int, ...]:
-    """Return the shape of a row; InputError if the problem has rows of another kind."""
     shape = problem.x_train.shape
     if len(shape) != axes:
         raise InputError(f"this network reads {what}, but x has shape {shape}; use --model mlp.")

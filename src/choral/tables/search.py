@@ -343,8 +343,7 @@ class _Search:
         if any(one.clean is not None for one in others):
             noise = self.judge.noise(first.ensemble)
             others = [one for one in others if one.clean in (None, noise < defaults.CLEAN)]
-            follow = "wide" if noise < defaults.CLEAN else "narrow"
-            self.notes.append(f"the RMSE is {noise:.2f} deviations of the target: {follow} networks follow")
+            self.notes.append(f"the RMSE is {noise:.2f} deviations of the target")
         counted = first.ensemble.info["counted"]
         if counted["train_flops"] > defaults.LONG and not all(one.light for one in others):
             others = [one for one in others if one.light]
