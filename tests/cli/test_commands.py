@@ -59,7 +59,7 @@ MISUSED = {
     "a plan's target": (["plan", "single", "--target", "y"], "add the data"),
     "a plan's rate": (["plan", "single", "--lr", "0.1"], "add the data"),
     "a rate that is none": (["fit", "wine", "--lr", "nan"], "lr is nan"),
-    "an endless rate": (["fit", "wine", "--lr", "inf"], "rate"),
+    "an endless rate": (["fit", "wine", "--lr", "inf"], "lr is inf"),
     "a holdout that is none": (["fit", "wine", "--holdout", "nan"], "--holdout"),
     "a validation that is none": (["fit", "wine", "--validation", "nan"], "--validation is nan"),
     "all for validation": (["fit", "wine", "--validation", "1"], "--validation is 1.0"),

@@ -98,8 +98,8 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Tensor, Tensor]:
     Targets in memory are stratified: classes in equal shares, up to one row (a class of one row is trained on); numbers by taking one of
     every few neighbors in size. Copies of a row stay together (`_distinct`).
     """
-    count = round(share * source.points)
-    if not 0 < share < 1 or not 0 < count < source.points:
+    count = round(share * source.points) if 0 < share < 1 else 0
+    if not 0 < count < source.points:
         raise InputError(
             f"validation is {share}, which would hold out {count} of {source.points} points; give a share above 0 and below 1, or (x, y)."
         )

@@ -195,7 +195,7 @@ class Ready:
     @property
     def shares(self) -> bool:
         """Whether the validation rows are a part of the training rows."""
-        return self.validation is None or is_number(self.validation)
+        return self.validation is None or isinstance(self.validation, int | float)
 
 
 def prepared(
