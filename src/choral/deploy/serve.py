@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from choral import __version__
-from choral.base.errors import ChoralError, InputError, RunError, needed
+from choral.base.errors import ChoralError, RunError, needed
 from choral.deploy import ABOUT
 
 if TYPE_CHECKING:
@@ -162,25 +162,23 @@ def _onnx(path: Path) -> Model:
 def _saved(path: Path) -> Model:
     import torch
 
+    from choral.base import batches
     from choral.deploy.export import describe, described_inputs, example, network_inputs, outputs_of, table_of
     from choral.fit import load
 
     ensemble = load(path)
-    some = example(ensemble)
+    some = batches.part(example(ensemble), slice(2))
     named = described_inputs(some)
-    single = named[0]["name"] == "x"
-    if not single and [*some] != [i["name"] for i in named]:
-        raise InputError(f"{path} reads inputs without names; make it read a dict of arrays, or export it to .onnx.")
 
     def run(inputs: Arrays) -> Arrays:
-        given: Any = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in inputs.items()}
-        found = ensemble._predictive(network_inputs(ensemble, given["x"] if single else given))
+        given = batches.filled(some, [torch.from_numpy(np.ascontiguousarray(value)) for value in inputs.values()])
+        found = ensemble._predictive(network_inputs(ensemble, given))
         answers = outputs_of(found, ensemble._interface.target, members=True)
         return {n: (v.float() if v.is_floating_point() else v).numpy() for n, v in answers.items()}
 
     kinds = {str(dtype): name for name, dtype in _TYPES.items()}
     inputs = [_tensor(i["name"], kinds[i["type"]], i["shape"]) for i in named]
-    trial = run({i["name"]: np.zeros((2, *i["shape"][1:]), _TYPES[i["datatype"]]) for i in inputs})
+    trial = run({i["name"]: value.numpy() for i, value in zip(inputs, batches.leaves(some))})
     outputs = [_tensor(name, kinds[str(value.dtype)], value.shape[1:]) for name, value in trial.items()]
     return Model(path.stem, describe(ensemble), inputs, outputs, run, table_of(ensemble))
 
