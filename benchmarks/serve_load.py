@@ -1,4 +1,4 @@
-"""A server under load on 127.0.0.1: `choral serve model.onnx` beside the same graph behind LitServe, and what it does with nonsense, a flood and kill -9.
+"""A server under load on 127.0.0.1: `choral serve model.onnx` beside the same graph behind LitServe, and what it does with nonsense, a flood, kill -9 and SIGTERM.
 
     python benchmarks/serve_load.py [--seconds 60] [--clients 16]   # choral[onnx,serve], litserve, tritonclient[http]
 
@@ -189,7 +189,7 @@ def main() -> None:
         found["triton_client"] = triton(x[:8].numpy(), ensemble.predict(x[:8]).probs.numpy())
         found["malformed"] = {str(code): n for code, n in asyncio.run(nonsense(1000)).items()}
         found["reload"] = reload(path, process, request, ensemble)
-        ended(process)
+        found["sigterm"] = asyncio.run(stop(request, options.clients, process))
         begun = time.monotonic()
         process, until = started([*serve, "--queue", "4"], "/v2/health/ready")
         whole = time.monotonic() - begun
@@ -197,6 +197,32 @@ def main() -> None:
         found["flood_above_queue_of_4"] = asyncio.run(load(request, 5, 64, process.pid))
         ended(process)
     print(write("serve_load", found).read_text())
+
+
+async def stop(request: bytes, clients: int, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Send SIGTERM under load; return the statuses (0 is a request sent before the signal and never answered), and how it ended."""
+    statuses, signaled = Counter[str](), list[float]()
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                late, statuses["0"] = bool(signaled), statuses["0"] + 1
+                try:
+                    statuses[str(await asked(reader, writer, request))] += 1
+                    statuses["0"] -= 1
+                except (ConnectionError, asyncio.IncompleteReadError):
+                    statuses["0"] -= late  # a connection may close once the server stops
+                    raise
+
+    running = [asyncio.create_task(client()) for _ in range(clients)]
+    await asyncio.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    signaled.append(time.monotonic())
+    code = await asyncio.to_thread(process.wait, 60)
+    seconds = round(time.monotonic() - signaled[0], 2)
+    await asyncio.gather(*running)
+    return {"statuses": dict(statuses), "exit_code": code, "seconds": seconds}
 
 
 def reload(path: Path, process: subprocess.Popen[bytes], request: bytes, ensemble: Any) -> dict[str, Any]:

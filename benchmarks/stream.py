@@ -7,7 +7,6 @@ was killed and in the one that went on. Writes benchmarks/results/stream.json.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -39,14 +38,15 @@ def predict(folder: Path, name: str, ends: str, *, kill_when: int | None = None)
     out = folder / f"{name}.out{ends}"
     call = [sys.executable, "-m", "choral", "predict", folder / "model.choral", folder / f"{name}{ends}", "--out", out]
     begun, parts = time.monotonic(), out.with_name(f".{out.name}.parts")
-    process = subprocess.Popen([str(part) for part in call])
-    while kill_when is not None and len(list(parts.glob("0*.parquet"))) < kill_when:
-        time.sleep(0.2)
-    if kill_when is not None:
-        process.kill()
-    _, status, used = os.wait4(process.pid, 0)
-    assert kill_when is not None or status == 0, status
-    return used.ru_maxrss / 1024, time.monotonic() - begun
+    process, peak = subprocess.Popen([str(part) for part in call]), 0
+    while process.poll() is None:  # what wait4 returns counts the memory of this process at the fork too
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak = max([peak, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))])
+        if kill_when is not None and len(list(parts.glob("0*.parquet"))) >= kill_when:
+            process.kill()
+        time.sleep(0.05)
+    assert kill_when is not None or process.returncode == 0, process.returncode
+    return peak / 1024, time.monotonic() - begun
 
 
 def write_rows(path: Path, count: int) -> None:

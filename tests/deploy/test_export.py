@@ -248,6 +248,49 @@ def test_networks_trained_elsewhere(tmp_path):
     agrees(given, tmp_path / "given.pt2", X, X)
 
 
+def test_codes_out_of_range_are_refused_by_the_graph_as_by_predict(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    codes = torch.randint(7, (64, 5), generator=torch.Generator().manual_seed(0))
+    build = lambda: nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 3))  # noqa: E731  # a factory
+    ensemble = choral.fit(build, (codes, Y), make("single", budget=1, training=QUICK))
+    ensemble.export(tmp_path / "codes.onnx")
+    agrees(ensemble, tmp_path / "codes.onnx", codes, codes)
+    for wrong in (-1, 7):  # ONNX counts -1 from the end
+        other = codes.clone()
+        other[0, 0] = wrong
+        with pytest.raises(InputError, match="out of range"):
+            ensemble.predict(other)
+        with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match="out of data bounds"):
+            run(tmp_path / "codes.onnx", other)
+
+
+def test_a_graph_of_networks_fitted_on_bytes_reads_bytes(tmp_path):
+    pictures = torch.randint(256, (64, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    ensemble = choral.fit(convnet, (pictures, Y), make("single", budget=1, training=QUICK))
+    ensemble.export(tmp_path / "bytes.pt2")
+    agrees(ensemble, tmp_path / "bytes.pt2", pictures, pictures)
+
+
+class Masked(nn.Module):
+    """Divides by the number of codes that are no padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes, self.last = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        known = (x > 0).float()
+        return self.last((self.codes(x) * known[..., None]).sum(1) / known.sum(1, keepdim=True))
+
+
+def test_rows_are_asked_for_where_made_up_ones_have_no_prediction(tmp_path):
+    codes = torch.randint(1, 7, (64, 5), generator=torch.Generator().manual_seed(0))
+    ensemble = choral.fit(Masked, (codes, Y), make("single", budget=1, training=QUICK))
+    with pytest.raises(InputError, match=r"made-up rows cannot be predicted.*give some, export\(path, x\)"):
+        ensemble.export(tmp_path / "masked.pt2")
+    ensemble.export(tmp_path / "masked.pt2", codes)
+
+
 def houses(rows=60):
     """Return a table with every kind of column and cells without a value in each."""
     draw = np.random.default_rng(0)

@@ -215,6 +215,9 @@ def test_unseen_words_and_new_gaps_are_coded_as_none_and_said(tmp_path: Path) ->
     assert any("columns 'c', 'n' have 2 cell(s) without a value (row 3)" in s for s in said)
     assert coded[:, :2].tolist() == [[1, 0], [1, 0], [0, 0], [0, 0]]
     assert coded[3, 2] == pytest.approx(0.0, abs=0.1)  # the median
+    with pytest.warns(UserWarning, match=r"columns 'c', 'n' have 2 cell\(s\) without a value"):
+        alone = table.inputs(pd.DataFrame({"c": [None], "n": [None]}))  # columns without a word
+    assert alone.tolist() == coded[3:].tolist()
 
 
 def test_rare_words_share_a_code_with_unseen_ones() -> None:

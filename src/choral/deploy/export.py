@@ -128,7 +128,12 @@ def export(ensemble: "Ensemble", path: Path, x: Batch | None, *, members: bool =
     count = batches.rows(given)
     few, tried = (batches.part(given, torch.arange(n) % count) for n in (_TRACED, min(count, _TRIED)))
     readable = network_inputs(ensemble, few)
-    ensemble.predict(readable)  # says what is wrong with x
+    try:
+        ensemble.predict(readable)  # says what is wrong with x
+    except InputError as error:
+        if x is not None:
+            raise
+        raise InputError(f"made-up rows cannot be predicted ({error}); give some, export(path, x).") from error
     task = ensemble._evaluation_for(readable, "cpu", "fp32")._task
     drawn = task.structure.draws > 1 or _draws(ensemble, task, readable)
     program = _traced(Program(ensemble, task, drawn=drawn, members=members).eval(), few)
@@ -163,6 +168,7 @@ def describe(ensemble: "Ensemble") -> dict[str, Any]:
     return {
         "method": ensemble.recipe.name,
         "task": ensemble.task,
+        "target": None if table is None else table.target,
         "members": ensemble.members,
         "versions": {"choral": __version__, "torch": torch.__version__},
         "level": levels[0] if levels else None,
@@ -199,8 +205,8 @@ def example(ensemble: "Ensemble") -> Batch:
         raise InputError("the ensemble does not know what its inputs look like; give some rows, export(path, x).")
 
     def filled(t: Tensor) -> Tensor:
-        if t.dtype == torch.uint8:
-            return torch.randint(256, t.shape, generator=generator, dtype=t.dtype)
+        if interface.scale == "bytes" or t.dtype == torch.uint8:
+            return torch.randint(256, t.shape, generator=generator, dtype=torch.uint8)
         if not t.is_floating_point():
             return t  # the only number that every code or token has
         draw = torch.rand if interface.scale == "unit" else torch.randn
@@ -302,10 +308,11 @@ def _saved_onnx(program: Any, x: Batch, about: dict[str, Any]) -> tuple[bytes, R
     """Return a model of ONNX as bytes, and what runs those."""
     onnx, onnxruntime, _ = (needed(name, "onnx") for name in ("onnx", "onnxruntime", "onnxscript"))
     names, outputs = [i["name"] for i in about["inputs"]], [*program.module()(x)]
-    wide = {torch.ops.aten.softplus.default: _softplus, torch.ops.aten.erf.default: _erf}
+    aten = torch.ops.aten
+    own = {aten.softplus.default: _softplus, aten.erf.default: _erf, aten.embedding.default: _embedding}
     lacking = _explained("ONNX has no operation for something in this network", "export a .pt2")
     with lacking, _quietly(), contextlib.redirect_stdout(io.StringIO()):
-        found: Any = torch.onnx.export(program.run_decompositions(wide), (), dynamo=True, verbose=False)
+        found: Any = torch.onnx.export(program.run_decompositions(own), (), dynamo=True, verbose=False)
         _name(found.model.graph, names, outputs)
         model = found.model_proto
         onnx.helper.set_model_props(model, {ABOUT: json.dumps(about)})
@@ -329,6 +336,12 @@ def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 def _erf(x: Tensor) -> Tensor:
     """Return the error function by what onnxruntime has for float64 too, exact to 1e-7."""
     return torch.erf(x.float()).double() if x.dtype == torch.float64 else NotImplemented
+
+
+def _embedding(weight: Tensor, codes: Tensor, *_: Any) -> Tensor:
+    """Return rows of a table; ONNX counts negative codes from the end, so they become one that is out of bounds."""
+    known = torch.where(codes < 0, len(weight), codes)
+    return weight.index_select(0, known.flatten()).reshape(*codes.shape, -1)
 
 
 def _name(graph: Any, inputs: list[str], outputs: list[str]) -> None:

@@ -19,7 +19,6 @@ from choral.ensemble.ensemble import Ensemble, described, facts
 from choral.fit import load
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-_FLAVOR = "choral"  # folder within a model of MLflow
 
 
 @guarded
@@ -110,7 +109,7 @@ def save_mlflow(ensemble: Ensemble, path: str | Path, **options: Any) -> None:
     from choral import __version__
 
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / _FLAVOR
+        data = Path(folder) / "choral"
         save_pretrained(ensemble, data, **{n: options.pop(n) for n in ("test", "data") if n in options})
         needs = {"pip_requirements": [f"choral=={__version__}", "pandas"]} | options
         mlflow.pyfunc.save_model(path, loader_module=__name__, data_path=str(data), **needs)

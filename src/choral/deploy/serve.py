@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from choral import __version__
-from choral.base.errors import ChoralError, InputError, RunError, needed
+from choral.base.errors import ChoralError, RunError, needed
 from choral.deploy import ABOUT
 
 if TYPE_CHECKING:
@@ -39,14 +39,29 @@ _CODES = _FLOATS | _INTEGERS | {"INT8": "i1", "UINT8": "u1", "BOOL": "?"}
 _TYPES = {name: np.dtype(code) for name, code in _CODES.items()}
 _LENGTH = "Inference-Header-Content-Length"
 _BODIES = 16  # of the largest size, held at once
+_METRICS = """\
+# TYPE choral_model_info gauge
+choral_model_info{{{about}}} 1
+# TYPE choral_requests_total counter
+{requests}
+# TYPE choral_rows_total counter
+choral_rows_total {batcher.rows}
+# TYPE choral_batches_total counter
+choral_batches_total {batcher.batches}
+# TYPE choral_queue_requests gauge
+choral_queue_requests {waiting}
+# TYPE choral_request_seconds summary
+choral_request_seconds_sum {seconds:.6f}
+choral_request_seconds_count {count}
+"""
 
 
+@dataclass(eq=False)
 class Refusal(Exception):  # an answer, not a mistake of ours
     """A request that is not answered: a status code and one sentence."""
 
-    def __init__(self, status: int, sentence: str):
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+    status: int
+    sentence: str
 
 
 @contextmanager
@@ -147,25 +162,23 @@ def _onnx(path: Path) -> Model:
 def _saved(path: Path) -> Model:
     import torch
 
+    from choral.base import batches
     from choral.deploy.export import describe, described_inputs, example, network_inputs, outputs_of, table_of
     from choral.fit import load
 
     ensemble = load(path)
-    some = example(ensemble)
+    some = batches.part(example(ensemble), slice(2))
     named = described_inputs(some)
-    single = named[0]["name"] == "x"
-    if not single and [*some] != [i["name"] for i in named]:
-        raise InputError(f"{path} reads inputs without names; make it read a dict of arrays, or export it to .onnx.")
 
     def run(inputs: Arrays) -> Arrays:
-        given: Any = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in inputs.items()}
-        found = ensemble._predictive(network_inputs(ensemble, given["x"] if single else given))
+        given = batches.filled(some, [torch.from_numpy(np.ascontiguousarray(value)) for value in inputs.values()])
+        found = ensemble._predictive(network_inputs(ensemble, given))
         answers = outputs_of(found, ensemble._interface.target, members=True)
         return {n: (v.float() if v.is_floating_point() else v).numpy() for n, v in answers.items()}
 
     kinds = {str(dtype): name for name, dtype in _TYPES.items()}
     inputs = [_tensor(i["name"], kinds[i["type"]], i["shape"]) for i in named]
-    trial = run({i["name"]: np.zeros((2, *i["shape"][1:]), _TYPES[i["datatype"]]) for i in inputs})
+    trial = run({i["name"]: value.numpy() for i, value in zip(inputs, batches.leaves(some))})
     outputs = [_tensor(name, kinds[str(value.dtype)], value.shape[1:]) for name, value in trial.items()]
     return Model(path.stem, describe(ensemble), inputs, outputs, run, table_of(ensemble))
 
@@ -191,34 +204,29 @@ class Batcher:
         self.run, self.limits = run, limits
         self.stopping = False
         self.batches = self.rows = 0
-        self._waiting: list[_Asked] = []
+        self.waiting: list[_Asked] = []
         self._wake = asyncio.Event()
         self._pool = ThreadPoolExecutor(1)
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
 
     def admit(self) -> None:
         """Raise a refusal if no other request can be answered now."""
         if self.stopping:
             raise Refusal(503, "the server is stopping; ask another one.")
-        if len(self._waiting) >= self.limits.queue:
-            raise Refusal(429, f"{len(self._waiting)} requests wait already; ask again in a moment.")
+        if len(self.waiting) >= self.limits.queue:
+            raise Refusal(429, f"{len(self.waiting)} requests wait already; ask again in a moment.")
 
     async def ask(self, inputs: Arrays) -> Arrays:
         """Return the answer to a request."""
         self.admit()
         asked = _Asked(inputs, len(next(iter(inputs.values()))), asyncio.get_running_loop().create_future(), self.run)
-        self._waiting.append(asked)
+        self.waiting.append(asked)
         self._wake.set()
         try:
             with _refused(503, f"there was no answer within {self.limits.timeout:g} seconds; ask later.", TimeoutError):
                 answer = await asyncio.wait_for(asked.answer, self.limits.timeout)
         finally:
-            if asked in self._waiting:
-                self._waiting.remove(asked)
+            if asked in self.waiting:
+                self.waiting.remove(asked)
         if isinstance(answer, Refusal):
             raise answer
         return answer
@@ -227,7 +235,7 @@ class Batcher:
         """Answer until cancelled."""
         while True:
             await self._wake.wait()
-            if sum(asked.rows for asked in self._waiting) < self.limits.rows:
+            if sum(asked.rows for asked in self.waiting) < self.limits.rows:
                 await asyncio.sleep(self.limits.delay)
             batch = self._next()
             if batch:
@@ -235,18 +243,18 @@ class Batcher:
                 for asked, answer in zip(batch, found):
                     if not asked.answer.done():  # else whoever asked has gone
                         asked.answer.set_result(answer)
-            if not self._waiting:
+            if not self.waiting:
                 self._wake.clear()
 
     def _next(self) -> list[_Asked]:
         """Take requests of equal shapes out of the queue, up to as many rows as make a batch."""
         batch, rows = list[_Asked](), 0
-        for asked in list(self._waiting):
+        for asked in list(self.waiting):
             if batch and (asked.key != batch[0].key or rows + asked.rows > self.limits.rows):
                 continue
             batch.append(asked)
             rows += asked.rows
-            self._waiting.remove(asked)
+            self.waiting.remove(asked)
         return batch
 
     def _answers(self, batch: list[_Asked]) -> list[Arrays | Refusal]:
@@ -311,10 +319,8 @@ def _array(tensor: Tensor, item: dict[str, Any], binary: memoryview) -> tuple[np
     name, wanted, shape = tensor["name"], tensor["shape"], _field(item, "shape", list, [])
     sizes = all(type(n) is int and 0 <= n < 1 << 40 for n in shape) and len(shape) == len(wanted)
     if not sizes or not shape[0] or not all(n in (-1, given) for n, given in zip(wanted, shape)):
-        raise Refusal(
-            422,
-            f"{name} has the shape {str(item.get('shape'))[:80]}; the model reads {wanted}, -1 for any size above 0.",
-        )
+        given = str(item.get("shape"))[:80]
+        raise Refusal(422, f"{name} has the shape {given}; the model reads {wanted}, -1 for any size above 0.")
     if item.get("datatype") != tensor["datatype"]:
         raise Refusal(422, f"{name} has the datatype {str(item.get('datatype'))[:20]!r}; give {tensor['datatype']}.")
     dtype, count = _TYPES[tensor["datatype"]], math.prod(shape)
@@ -423,37 +429,6 @@ def row_answers(model: Model, found: Arrays) -> list[dict[str, Any]]:
     return answers
 
 
-class Metrics:
-    """Counts of requests and their times, as Prometheus reads them."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.seconds = 0.0
-
-    def add(self, route: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        self.requests[route, status] += 1
-        self.seconds += seconds
-
-    def text(self, model: Model, batcher: Batcher) -> str:
-        """Return everything in Prometheus' text format."""
-        info = ",".join(f"{n}={json.dumps(str(model.about.get(n)))}" for n in ("method", "task", "digest"))
-        held = sorted(self.requests.items())
-        series: dict[str, dict[str, Any]] = {
-            "model_info gauge": {f"{{{info}}}": 1},
-            "requests_total counter": {f'{{route="{route}",code="{status}"}}': n for (route, status), n in held},
-            "rows_total counter": {"": batcher.rows},
-            "batches_total counter": {"": batcher.batches},
-            "queue_requests gauge": {"": batcher.waiting},
-            "request_seconds summary": {"_sum": round(self.seconds, 6), "_count": self.requests.total()},
-        }
-        lines = []
-        for kind, values in series.items():
-            lines.append(f"# TYPE choral_{kind}")
-            lines += [f"choral_{kind.split()[0]}{labels} {value}" for labels, value in values.items()]
-        return "\n".join([*lines, ""])
-
-
 def application(
     model: Model,
     *,
@@ -474,10 +449,10 @@ def application(
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    bounds, metrics, held, renewing = limits or Limits(), Metrics(), Counter[str](), asyncio.Lock()
+    bounds, renewing, requests = limits or Limits(), asyncio.Lock(), Counter[tuple[str, int]]()
+    held = {"bytes": 0, "seconds": 0.0}
     batcher = Batcher(model.run, bounds)
     page = Path(__file__).with_name("page.html").read_text()
-    Answer = Callable[[Request], Awaitable[Response]]
 
     def as_json(content: dict[str, Any], status: int = 200) -> Response:
         again = {"retry-after": "1"} if status in (429, 503) else None
@@ -498,9 +473,7 @@ def application(
                         parts.append(part)
                         size, held["bytes"] = size + len(part), held["bytes"] + len(part)
                         if size > bounds.body:
-                            raise Refusal(
-                                413, f"the body is longer than {bounds.body:,} bytes; send fewer rows at a time."
-                            )
+                            raise Refusal(413, f"the body is longer than {bounds.body:,} bytes; send fewer rows.")
                         if held["bytes"] > _BODIES * bounds.body:
                             raise Refusal(429, "the bodies of other requests take all room; ask again in a moment.")
             yield b"".join(parts)
@@ -511,7 +484,7 @@ def application(
         given = request.headers.get("authorization", "").encode("latin-1")  # as Starlette decoded it
         return token is None or hmac.compare_digest(given, f"Bearer {token}".encode())
 
-    def route(path: str, answer: Answer, *, method: str = "GET", free: bool = False) -> Route:
+    def route(path: str, answer: Callable[..., Any], *, method: str = "GET", free: bool = False) -> Route:
         async def call(request: Request) -> Response:
             started = time.perf_counter()
             try:
@@ -519,11 +492,16 @@ def application(
                     raise Refusal(401, "the token is missing or wrong; send it as Authorization: Bearer TOKEN.")
                 if "name" in request.path_params and request.path_params["name"] != model.name:
                     raise Refusal(404, f"there is no such model; there is {model.name}.")
-                with _refused(400, "the body is nested too deeply.", RecursionError):
-                    response = await answer(request)
+                if method == "GET":
+                    response = answer()
+                else:
+                    async with body_of(request) as body:
+                        with _refused(400, "the body is nested too deeply.", RecursionError):
+                            response = await answer(body, request.headers.get(_LENGTH))
             except Refusal as refusal:
                 response = as_json({"error": refusal.sentence}, refusal.status)
-            metrics.add(path, response.status_code, time.perf_counter() - started)
+            requests[path, response.status_code] += 1
+            held["seconds"] += time.perf_counter() - started
             return response
 
         return Route(path, call, methods=[method])
@@ -532,43 +510,49 @@ def application(
         status = getattr(error, "status_code", 404)
         return as_json({"error": f"{request.method} of this path is no request of this server; see /v2 or /."}, status)
 
-    async def live(request: Request) -> Response:
-        return as_json({"live": True})
-
-    async def ready(request: Request) -> Response:
+    def ready() -> Response:
         return as_json({"ready": not batcher.stopping}, 503 if batcher.stopping else 200)
 
-    async def server(request: Request) -> Response:
+    def server() -> Response:
         return as_json({"name": "choral", "version": __version__, "extensions": ["binary_tensor_data"]})
 
-    async def metadata(request: Request) -> Response:
+    def metadata() -> Response:
         platform = {"name": model.name, "versions": ["1"], "platform": "choral"}
         return as_json(platform | {"inputs": model.inputs, "outputs": model.outputs})
 
-    async def infer(request: Request) -> Response:
-        async with body_of(request) as body:
-            own = model
-            asked, inputs = read_inference(own, body, request.headers.get(_LENGTH), bounds.rows)
-            content, headers = inference(own, asked, await batcher.ask(inputs))
-            return Response(content, headers=headers)
+    async def infer(body: bytes, length: str | None) -> Response:
+        own = model
+        asked, inputs = read_inference(own, body, length, bounds.rows)
+        content, headers = inference(own, asked, await batcher.ask(inputs))
+        return Response(content, headers=headers)
 
-    async def predict(request: Request) -> Response:
-        async with body_of(request) as body:
-            own = model
-            inputs, told = read_rows(own, read_json(body), bounds.rows)
-            answers = row_answers(own, await batcher.ask(inputs))
-            return as_json({"rows": answers} | ({"warnings": told} if told else {}))
+    async def predict(body: bytes, length: str | None) -> Response:
+        own = model
+        inputs, told = read_rows(own, read_json(body), bounds.rows)
+        answers = row_answers(own, await batcher.ask(inputs))
+        return as_json({"rows": answers} | ({"warnings": told} if told else {}))
 
-    async def card(request: Request) -> Response:
-        shown = ("method", "task", "members", "level", "digest", "versions", "understood")
+    def card() -> Response:
+        shown = ("method", "task", "target", "members", "level", "digest", "versions", "understood")
         columns = [] if model.table is None else [c for c in model.table.describe() if c["inputs"]]
         about = {name: model.about.get(name) for name in shown}
         return as_json({"name": model.name, "about": about, "columns": columns, "inputs": model.inputs})
 
-    async def measured(request: Request) -> Response:
-        return PlainTextResponse(metrics.text(model, batcher), media_type="text/plain; version=0.0.4")
+    def measured() -> Response:
+        text = _METRICS.format(
+            about=",".join(f"{n}={json.dumps(str(model.about.get(n)))}" for n in ("method", "task", "digest")),
+            requests="\n".join(
+                f'choral_requests_total{{route="{path}",code="{status}"}} {n}'
+                for (path, status), n in sorted(requests.items())
+            ),
+            batcher=batcher,
+            waiting=len(batcher.waiting),
+            seconds=held["seconds"],
+            count=requests.total(),
+        )
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    async def home(request: Request) -> Response:
+    def home() -> Response:
         own = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
         return HTMLResponse(page, headers={"content-security-policy": own, "x-content-type-options": "nosniff"})
 
@@ -600,7 +584,7 @@ def application(
         route("/metrics", measured),
         route("/predict", predict, method="POST"),
         route("/v2", server),
-        route("/v2/health/live", live, free=True),
+        route("/v2/health/live", lambda: as_json({"live": True}), free=True),
         route("/v2/health/ready", ready, free=True),
         *(route(path, metadata) for path in versions),
         *(route(path + "/ready", ready, free=True) for path in versions),

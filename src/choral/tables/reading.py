@@ -313,7 +313,7 @@ class Cells:
 
     def say_doubt(self, path: str) -> None:
         """Warn of ambiguous numbers such as 3,141, read as 3141, if all are such or others are like 3.14."""
-        if self._is_typed or self._comma:
+        if self._is_typed or self._comma or not len(self.words):
             return
         values, units = self._parsed
         known = np.isfinite(values) & (self.counts > 0)
