@@ -200,7 +200,7 @@ def test_validation_stops_training_early_and_a_limit_ends_it(tmp_path):
     [
         (["--patience", 3, "--validation", 0], "early_stopping needs held-out points; give validation=0.2"),
         (["--validation", 1.5], "validation is 1.5"),
-        (["--time-limit", -1], "time_limit is -1.0; give a number of seconds above 0"),
+        (["--time-limit", -1], "time_limit is -1.0; give a finite number above 0"),
     ],
 )
 def test_wrong_wishes_for_validation_are_one_sentence(options, said, tmp_path):

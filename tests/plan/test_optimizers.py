@@ -254,7 +254,7 @@ def test_settings_out_of_range_are_refused(make, name):
 
 
 def test_a_factor_below_zero_is_refused():
-    with pytest.raises(InputError, match="the rate, 0 or more"):
+    with pytest.raises(InputError, match="finite number of 0 or more"):
         SGD(rates=(("*_rho", -1.0),))
 
 

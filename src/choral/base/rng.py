@@ -6,10 +6,12 @@ uninterrupted one. Draws *inside* a forward pass are in `choral.base.draws`.
 
 import hashlib
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -38,16 +40,28 @@ LOCK = threading.RLock()
 
 
 class _Dispatching:
+    dispatch: Callable[..., Any]  # (operation, args, kwargs) to the result
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, args, kwargs or {})
 
-    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what stands for an operation of torch."""
-        raise NotImplementedError
-
 
 class DispatchMode(_Dispatching, TorchDispatchMode):
-    """A mode whose subclasses define `dispatch`; a class that defines `__torch_dispatch__` itself imports torch's compiler."""
+    """A mode whose subclasses define `dispatch`.
+
+    torch hides a class that defines `__torch_dispatch__` itself from its compiler, but imports the compiler for that; so modes have such
+    a class only if the compiler is loaded.
+    """
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Return a new mode."""
+        mode: Any = cls
+        return super().__new__(_hidden(mode) if "torch._dynamo" in sys.modules else mode)
+
+
+@cache
+def _hidden(mode: type) -> Any:
+    return type(mode.__name__, (mode,), {"__torch_dispatch__": _Dispatching.__torch_dispatch__})
 
 
 class _Lent(DispatchMode):
@@ -59,6 +73,7 @@ class _Lent(DispatchMode):
         self.names: list[str] = []
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation, which draws from the lent generator."""
         given = any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values()))
         if given or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

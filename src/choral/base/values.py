@@ -200,7 +200,7 @@ def in_words(hint: Any) -> str:
         return ", or ".join(map(in_words, parts))
     if origin is tuple:
         same = list(dict.fromkeys(p for p in parts if p is not Ellipsis))
-        return "a tuple, each " + (in_words(same[0]) if len(same) == 1 else "of " + ", ".join(map(in_words, same)))
+        return f"a tuple, each {in_words(same[0])}" if len(same) == 1 else f"({', '.join(map(in_words, same))})"
     kind = origin or hint
     return _WORDS.get(kind, f"a {getattr(kind, '__name__', str(kind))}")
 
