@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.types import Params
-from choral.base.values import Count, Positive
+from choral.base.values import Count, Inside, Positive
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
 from choral.layers.bayesian.sampling import GAMMA_START, RHO_START, SAMPLED, SpikeSlabLayer, gaussian_twin
 from choral.layers.convert import Replace, convert, layers_of, output_last, swap
@@ -85,7 +85,7 @@ class SpikeSlab(Sampled):
     ['SpikeSlabLayer', 'ReLU', 'GaussianLayer']
     """
 
-    gamma: float = GAMMA_START
+    gamma: Inside = GAMMA_START
     temperature: Positive = 0.5
     sampled_gates: bool = False
 
