@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from choral.base.batches import Batch
-from choral.base.errors import InputError, did_you_mean
+from choral.base.errors import InputError
 from choral.compaction.form import SIZES, Form
 from choral.compaction.rules import apply
 from choral.compaction.tracer import Tracer
@@ -74,21 +74,12 @@ class Untraceable(Exception):
 
 
 def checked(network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the keep-vectors as bool; InputError for a layer that does not exist or has another width."""
-    modules = dict(network.named_modules())
-    result: dict[str, Tensor] = {}
+    """Return the keep-vectors as bool; InputError for a vector of another length than its layer has outputs."""
     for layer, vector in keep.items():
-        weight = modules[layer]._parameters.get("weight") if layer in modules else None
-        if weight is None:
-            raise InputError(
-                f"keep names {layer!r}, which is not a layer with a weight of its own.{did_you_mean(layer, modules)}"
-            )
-        if tuple(vector.shape) != (weight.shape[0],):
-            raise InputError(
-                f"keep[{layer!r}] has shape {tuple(vector.shape)}, but the layer has {weight.shape[0]} output channels."
-            )
-        result[layer] = vector.detach().bool().cpu()
-    return result
+        wanted = network.get_submodule(layer).get_parameter("weight").shape[:1]
+        if vector.shape != wanted:
+            raise InputError(f"keep[{layer!r}] has shape {tuple(vector.shape)}; its layer takes {tuple(wanted)}.")
+    return {layer: vector.detach().bool().cpu() for layer, vector in keep.items()}
 
 
 def masked(network: nn.Module, keep: Mapping[str, Tensor]) -> nn.Module:
