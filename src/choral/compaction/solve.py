@@ -162,12 +162,12 @@ def solve(network: nn.Module, keep: Mapping[str, Tensor], tracer: Tracer, refuse
         staying = dead[~gone[asked[layer]]] if layer in asked else dead
         if staying.numel():
             kept[layer] = tuple(staying.tolist())
-    removed = {_layer(name): int(gone[units].sum()) for name, units in tracer.rows.items() if bool(gone[units].any())}
+    removed = {
+        name.rpartition(".")[0]: int(gone[units].sum())
+        for name, units in tracer.rows.items()
+        if bool(gone[units].any())
+    }
     return Solution(_form(network, tracer, gone), _folds(tracer, gone), kept, removed)
-
-
-def _layer(weight: str) -> str:
-    return weight.removesuffix("weight").removesuffix(".")
 
 
 def _folds(tracer: Tracer, gone: Tensor) -> tuple[Fold, ...]:
