@@ -24,7 +24,6 @@ MEASURES = {
 POINT = ("accuracy", "rmse")
 CALIBRATION = ("ece", "coverage_error")
 _TOLERATED = 0.02  # of either, beyond the baseline's
-_DEAR = 1.25  # times the baseline's training, above which the advice says so
 
 
 @dataclass(frozen=True)
@@ -151,9 +150,7 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
         if point
         else ""
     )
-    price = _ratio(values, best, baseline, "train_flops")
-    dear = f" Its training cost {price:.2g}x that of {baseline}." if price > _DEAR else ""
-    return best, f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{dear}{near}{chance}"
+    return best, f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
