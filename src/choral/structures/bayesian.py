@@ -92,11 +92,7 @@ class SpikeSlab(Sampled):
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         names = output_last([name for name, _ in layers_of(network, SAMPLED)])
         starts: dict[str, Any] = {"keep_weights": self.keep_weights, "rho": self.rho, "generator": generator}
-        gates: dict[str, Any] = {
-            "gamma": self.gamma,
-            "temperature": self.temperature,
-            "sampled_gates": self.sampled_gates,
-        }
+        gates = {name: getattr(self, name) for name in ("gamma", "temperature", "sampled_gates")}
 
         def twin(name: str, layer: nn.Module) -> nn.Module | None:
             gated = name not in names[-1:] and own_kind(layer, SAMPLED) is not None

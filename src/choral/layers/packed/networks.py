@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from choral.base.batches import Batch
 from choral.base.errors import ConversionError
-from choral.base.text import fitting
+from choral.base.text import fitting, text_table
 from choral.base.values import Count, Positive
 from choral.layers.convert import ends_of, first_layers, swap
 from choral.layers.functional import WEIGHTED, own_kind
@@ -56,8 +56,7 @@ class PackedNetwork(Joint):
         for w in self.widths:
             sizes = [" -> ".join(map(str, size)) for size in (w.plain, w.member)]
             rows.append((w.name, w.kind, *sizes, str(w.subgroups), w.remark))
-        spans = [max(len(row[i]) for row in rows) for i in range(6)]
-        return "\n".join("  ".join(cell.ljust(span) for cell, span in zip(row, spans)).rstrip() for row in rows)
+        return "\n".join(map(str.rstrip, text_table(rows)))
 
 
 def pack(
@@ -95,9 +94,9 @@ def pack(
         >>> network(torch.ones(5, 8)).shape
         torch.Size([4, 5, 3])
         >>> print(network.report())
-        layer  kind    plain    member   gamma  remark
-        0      Linear  8 -> 64  8 -> 32  1
-        2      Linear  64 -> 3  32 -> 3  1
+        layer    kind    plain   member  gamma  remark
+        0      Linear  8 -> 64  8 -> 32      1
+        2      Linear  64 -> 3  32 -> 3      1
     """
     places = _places(network, first, last, _block_leads(network) if whole_block_starts else set())
     n = Narrowing(
