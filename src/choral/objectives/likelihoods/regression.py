@@ -18,7 +18,7 @@ from choral.base import devices
 from choral.base.errors import InputError
 from choral.base.text import number
 from choral.base.values import Finite, Inside, Limit, NotNegative, Positive, Value
-from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, real, summed
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, summed
 from choral.objectives.likelihoods.classification import is_whole
 from choral.predictions import Counts, Mixture, Predictive, QuantileRegression, Regression
 
@@ -107,7 +107,7 @@ class RealLikelihood(Likelihood, ABC):
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as real numbers in units of training; integers as float64."""
-        found = real(targets, torch.float64)
+        found = targets if targets.is_floating_point() else targets.double()
         return found if self.scale is None else self.scale.apply(found)
 
     def settled(self, known: Known) -> Self:
