@@ -255,12 +255,9 @@ class Comparison:
             [self._cell(row, n, " ± ") if n in self.shown else number(row.get(n)) for n in names] for row in self.rows
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         diverged = (f"{row['method']} diverged: {row[DIVERGED]}" for row in self.rows if DIVERGED in row)
         return "\n".join([*text_table(self._cells()), *diverged, *self.findings])
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         return html_table(self._cells(), f"Comparison of {len(self.rows)} methods")
