@@ -117,7 +117,7 @@ def test_a_width_stated_as_a_number_is_explained_with_the_report():
 
     structure = Packed(members=2, width=1)
     with pytest.raises(
-        ConversionError, match=r"(?s)cannot run on this data.*states a width as a number.*Conv2d  1 -> 8"
+        ConversionError, match=r"(?s)cannot run on this data.*states a width as a number.*Conv2d +1 -> 8"
     ):
         check_independence(structure, structure.convert(Stated(), generator()), torch.randn(4, 1, 4, 4))
 

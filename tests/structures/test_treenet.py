@@ -46,7 +46,7 @@ def test_the_output_layer_is_the_branch_by_default():
 
 
 def test_what_cannot_branch_is_refused():
-    with pytest.raises(ConversionError, match=r"'lstm' \(LSTM\)"):
+    with pytest.raises(ConversionError, match=r"no rule for LSTM \('lstm'\)"):
         TreeNet(start="lstm").convert(Text(), generator())
     with pytest.raises(InputError, match=r"start: nothing matches 'layr1'.*Did you mean 'layer1'"):
         TreeNet(start="layr1").convert(make("resnet")[0], generator())

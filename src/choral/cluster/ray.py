@@ -128,12 +128,7 @@ class RayWorkers:
                 with contextlib.suppress(Exception):  # a cluster that is gone has ended them
                     ray.cancel(ref, force=True)
             raise
-        lost = {(id(tasks[ref][0]), tasks[ref][1].path) for ref in failed}
-        return {
-            f"{own.run_dir} {leaf.path}": "" if (id(own), leaf.after) in lost else failed[ref]
-            for ref, (own, leaf) in tasks.items()
-            if ref in failed
-        }
+        return {f"{own.run_dir} {leaf.path}": failed[ref] for ref, (own, leaf) in tasks.items() if ref in failed}
 
     def _reason(self, ref: Any, leaf: Leaf) -> str:
         try:

@@ -234,7 +234,7 @@ def total(counts: Iterable[dict[str, float]]) -> dict[str, float]:
 def _refuse(fields: Sequence[Field], failed: dict[str, str]) -> None:
     if not failed:
         return
-    reason = next(why for why in failed.values() if why)
+    reason = next(iter(failed.values()))  # leaves that continue from a lost one come after it
     count = sum(len(field.leaves) for field in fields)
     where = ", ".join(field.storage.where for field in fields)
     more = f" (and {len(failed) - 1} more of {count} leaves)" if len(failed) > 1 else ""

@@ -32,8 +32,6 @@ class Storage:
         where: its name in messages.
     """
 
-    is_far = False
-
     def __init__(self, folder: Path, where: str = ""):
         self.folder, self.where = folder, where or str(folder)
 
@@ -56,8 +54,6 @@ class Storage:
 
 class RemoteStorage(Storage):
     """A URL, mirrored in a temporary folder."""
-
-    is_far = True
 
     def __init__(self, store: Store | str):
         self.store = Store(store) if isinstance(store, str) else store

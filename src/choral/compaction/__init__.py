@@ -1,7 +1,7 @@
 """Compaction: networks with removed neurons become smaller networks with the same outputs.
 
-One forward pass on an example is traced (`tracer`) with a rule for each function (`rules`); the removable neurons follow from it (`solve`);
-the result is described by a form (`form`), built and checked (`compact`).
+One forward pass on an example is traced (`tracer`) with a rule for each function (`rules`); the removable neurons follow from it; the
+result is described by a form, built and checked (`compact`).
 
 Torch-Pruning's dependency graph answers another question: which tensors change together when channels are cut. Given channels with zero
 weights, it also drops the live channels they are summed with, drops the constant that BatchNorm still emits for them, lets LayerNorm use
@@ -9,9 +9,16 @@ fewer features, and treats unknown functions (a softmax) as elementwise: each ch
 which the tests check.
 """
 
-from choral.compaction.compact import CompactResult, compact
-from choral.compaction.form import Form, shrink, slice_params
-from choral.compaction.solve import Fold, neuron_param_mask, tied_groups
+from choral.compaction.compact import (
+    CompactResult,
+    Fold,
+    Form,
+    compact,
+    neuron_param_mask,
+    shrink,
+    slice_params,
+    tied_groups,
+)
 
 __all__ = [
     "CompactResult", "Fold", "Form", "compact", "neuron_param_mask", "shrink",

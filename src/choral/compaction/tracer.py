@@ -41,34 +41,31 @@ class Units:
     """A growing set of units that can be tied to each other and locked (never to be removed)."""
 
     def __init__(self) -> None:
-        self._parents: list[int] = []
+        self._count = 0
+        self._ties = [torch.zeros(2, 0, dtype=torch.long)]
         self.locks: list[Tensor] = []
 
     def fresh(self, count: int) -> Tensor:
         """Return new units, each on its own."""
-        start = len(self._parents)
-        self._parents.extend(range(start, start + count))
-        return torch.arange(start, start + count)
-
-    def _root(self, unit: int) -> int:
-        while self._parents[unit] != unit:
-            self._parents[unit] = self._parents[self._parents[unit]]
-            unit = self._parents[unit]
-        return unit
+        self._count += count
+        return torch.arange(self._count - count, self._count)
 
     def tie(self, one: Tensor, other: Tensor) -> None:
         """Tie units place by place."""
-        for a, b in torch.stack([one, other], dim=1).unique(dim=0).tolist():
-            low, high = sorted((self._root(a), self._root(b)))
-            self._parents[high] = low
+        self._ties.append(torch.stack([one, other]))
 
     def lock(self, units: Tensor) -> None:
         """Never remove these units."""
         self.locks.append(units.unique())
 
     def roots(self) -> Tensor:
-        """Return for every unit the first unit it is tied to, (unit,)."""
-        return torch.tensor([self._root(i) for i in range(len(self._parents))], dtype=torch.long)
+        """Return for every unit the number of the group of units it is tied to, (unit,)."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        ties = torch.cat(self._ties, 1)
+        graph = coo_array((torch.ones(ties.shape[1]), tuple(ties.numpy())), shape=(self._count, self._count))
+        return torch.from_numpy(connected_components(graph, directed=False)[1]).long()
 
 
 Rule = Callable[..., Any]

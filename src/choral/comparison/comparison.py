@@ -24,7 +24,6 @@ MEASURES = {
 POINT = ("accuracy", "rmse")
 CALIBRATION = ("ece", "coverage_error")
 _TOLERATED = 0.02  # of either, beyond the baseline's
-_DEAR = 1.25  # times the baseline's training, above which the advice says so
 
 
 @dataclass(frozen=True)
@@ -151,9 +150,7 @@ def _advice(values: Values, order: Sequence[str], baseline: str, score: str) -> 
         if point
         else ""
     )
-    price = _ratio(values, best, baseline, "train_flops")
-    dear = f" Its training cost {price:.2g}x that of {baseline}." if price > _DEAR else ""
-    return best, f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{dear}{near}{chance}"
+    return best, f"Use {best}: the best {what}{' beyond noise' * (seeds > 1)}{those}.{near}{chance}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
@@ -258,12 +255,9 @@ class Comparison:
             [self._cell(row, n, " ± ") if n in self.shown else number(row.get(n)) for n in names] for row in self.rows
         ]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         diverged = (f"{row['method']} diverged: {row[DIVERGED]}" for row in self.rows if DIVERGED in row)
         return "\n".join([*text_table(self._cells()), *diverged, *self.findings])
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         return html_table(self._cells(), f"Comparison of {len(self.rows)} methods")

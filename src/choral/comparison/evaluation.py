@@ -137,6 +137,7 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
     targets = prediction.targets(trial.y)
     first = prediction.of_rows([row for own in prediction.rows_by_member()[:_SHOWN] for row in own])
     measure, matrix = first.likeness(targets)
+    counted = ensemble.info.get("counted", {})
     found: dict[str, Any] = {
         "task": ensemble.task,
         "rows": batches.rows(trial.x),
@@ -144,7 +145,13 @@ def judge(ensemble: Ensemble, trial: Trial, *, batch_size: int = 1024) -> dict[s
         "scores": prediction.scores(targets),
         "score": prediction.score,
         "shown": list(prediction.shown),
-        "cost": _cost(ensemble, seconds),
+        "cost": {
+            "parameters": ensemble.info.get("parameters", ensemble._parameters),
+            "train_flops": counted.get("train_flops"),
+            "predict_flops": ensemble.info.get("predict_flops"),
+            "train_seconds": counted.get("train_seconds"),
+            "predict_seconds": seconds,
+        },
         "sizes": sizes(prediction, targets),
         "diversity": {"measure": measure, "matrix": plain(matrix)},
     }
@@ -223,17 +230,6 @@ def plain(values: Any, digits: int = 6) -> Any:
         case Tensor():
             return [plain(v, digits) for v in values] if values.dim() else float(f"{float(values):.{digits}g}")
     return values
-
-
-def _cost(ensemble: Ensemble, seconds: float) -> dict[str, Any]:
-    counted = ensemble.info.get("counted", {})
-    return {
-        "parameters": ensemble.info.get("parameters", ensemble._parameters),
-        "train_flops": counted.get("train_flops"),
-        "predict_flops": ensemble.info.get("predict_flops"),
-        "train_seconds": counted.get("train_seconds"),
-        "predict_seconds": seconds,
-    }
 
 
 def sizes(prediction: Predictive, targets: Tensor) -> list[dict[str, float]]:

@@ -73,9 +73,6 @@ class Keyed(Dataset[Any]):
         self.drawn: frozenset[str] = frozenset()  # generators that items draw from; found out while reading
         self._many = getattr(dataset, "__getitems__", None)
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitems__(self, wanted: Sequence[Numbered]) -> list[Any]:
         """Return some items, as torch's loader asks for them."""
         with under(stream=None), _disable_current_modes(), rng.LOCK:  # workers inherit what runs around them
@@ -287,15 +284,6 @@ def inputs_in(item: Any) -> Any:
     return item
 
 
-def is_key(weights: Any) -> bool:
-    """Return whether sample weights are given as a place in items instead of numbers.
-
-    >>> is_key("weight"), is_key(2), is_key([1.0, 2.0]), is_key(None)
-    (True, True, False, False)
-    """
-    return type(weights) in (str, int)
-
-
 def weight_in(item: Any, key: Any) -> Any:
     """Return the weight in an item, or of a dict of arrays; InputError if there is none."""
     if key in (item if isinstance(item, Mapping) else range(_LAST, len(item))):
@@ -323,7 +311,7 @@ def source_of(data: Any, target: str | int | None = None, weights: Any = None) -
         target: the key of the target if items are dicts.
         weights: a weight for each row; or its place in items: a key of dicts, or 2 for items (x, y, weight).
     """
-    key = weights if is_key(weights) else None
+    key = weights if type(weights) in (str, int) else None
     source = _source(data, target, key)
     if key is not None and source.weights is None:
         if not isinstance(source, DatasetSource):
@@ -445,11 +433,8 @@ def labeled(data: Any) -> list[tuple[Any, Any]] | None:
     """Return the inputs and targets of a pair (x, y), or of each batch of a Dataset or DataLoader; None if data has no targets."""
     data = _in_batches(data)
     pairs = list(data) if isinstance(data, DataLoader) else [data] if isinstance(data, tuple) else []
-    return (
-        [(x, y) for x, y in pairs]
-        if pairs and all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs)
-        else None
-    )
+    held = [p for p in pairs if isinstance(p, tuple | list) and len(p) == 2]
+    return [(x, y) for x, y in held] if pairs and len(held) == len(pairs) else None
 
 
 def inputs_of(x: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from choral.base.interface import Calls
 from choral.base.types import Params
 from choral.base.values import is_whole
 from choral.data.inputs import Transforms
-from choral.data.sources import Source, check_batches, is_key, source_of
+from choral.data.sources import Source, check_batches, source_of
 from choral.data.splitting import partition
 from choral.engine.blueprint import state_of
 from choral.engine.compute import Compute, Parts, parts_of, threads_for
@@ -133,7 +133,7 @@ class Call:
         wanted = folds is None and (recipe.is_open or wants_validation(stop))
         validation = chosen(self.validation, whole.points, wanted=wanted)
         rules = rules_of(validation, stop, folds)
-        source, held = set_apart(whole, validation, seed, target, weight if is_key(weight) else None)
+        source, held = set_apart(whole, validation, seed, target, weight if type(weight) in (str, int) else None)
         recipe = recipe.settled(source.points, batch_size=None if whole.loader is None else whole.loader.batch_size)
         check_batches(whole, recipe.plan)
         if folds is not None:

@@ -68,7 +68,10 @@ class OpenAttention(nn.Module):
         projected = [self.get_submodule(name)(t) for name, t in given.items()]
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in projected)
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5  # (batch, head, query, key)
-        for mask in self._masks(attn_mask, key_padding_mask, q.shape[0]):
+        if attn_mask is not None and attn_mask.dim() == 3:
+            attn_mask = attn_mask.unflatten(0, (-1, self.heads))
+        padding = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+        for mask in (m for m in (attn_mask, padding) if m is not None):
             scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
         weights = self.drop(scores.softmax(-1))
         y = self.out((weights @ v).transpose(1, 2).flatten(2))
@@ -79,14 +82,6 @@ class OpenAttention(nn.Module):
         if not need_weights:
             return y, None
         return y, weights.mean(-3) if average_attn_weights else weights
-
-    def _masks(self, attention: Tensor | None, padding: Tensor | None, batch: int) -> list[Tensor]:
-        masks = []
-        if attention is not None:
-            masks.append(attention if attention.dim() == 2 else attention.unflatten(0, (batch, self.heads)))
-        if padding is not None:
-            masks.append(padding[:, None, None, :])
-        return masks
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, batch_first={self._batch_first}"

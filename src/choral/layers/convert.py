@@ -19,7 +19,7 @@ from torch.func import functional_call
 from choral.base import draws
 from choral.base.errors import ConversionError
 from choral.base.text import fitting, matches
-from choral.layers.functional import WEIGHTED, Twin, emptied, filled, numbers, same_results
+from choral.layers.functional import WEIGHTED, Twin, filled, holding, numbers, same_results
 from choral.layers.packed.layers import GroupedLinear
 
 
@@ -280,7 +280,7 @@ def as_linear(network: nn.Module) -> nn.Module:
     found = {name: turned for name, turned in found.items() if name not in tied_layers(network)}
     if not found:
         return network
-    held = {name: (emptied(network.get_submodule(name)), turned) for name, turned in found.items()}
+    held = {name: (holding(network.get_submodule(name), {}), turned) for name, turned in found.items()}
 
     def replace(name: str, layer: nn.Module) -> nn.Module | None:
         if name not in found:

@@ -1,8 +1,8 @@
 """torch's layers as functions of their tensors.
 
-Layers that choose their tensors in every pass - a member's slice, a drawn component, a weight with dropped entries - keep a plain layer
-without tensors (`emptied`) for its settings and call `operate` with the current tensors. Padding modes, strides, momentum and all other
-settings are torch's own.
+Layers that choose their tensors anew in every pass - a member's slice, a drawn component, a weight with dropped
+entries - keep a plain layer without tensors (`holding`) for its settings and call `operate` with the tensors of the
+moment. Padding modes, strides, momentum and all other settings are torch's own.
 """
 
 import copy
@@ -88,11 +88,6 @@ def holding(layer: nn.Module, tensors: Tensors) -> nn.Module:
     return held
 
 
-def emptied(layer: nn.Module) -> nn.Module:
-    """Return a module with the settings of a layer and no tensors; the layer is not changed."""
-    return holding(layer, {})
-
-
 def filled(empty: nn.Module, tensors: Tensors) -> nn.Module:
     """Return a plain layer with the settings of an emptied one and these tensors, without copies."""
     layer = copy.deepcopy(empty)
@@ -140,7 +135,7 @@ class Converted(Twin):
             raise ConversionError(
                 f"{type(self).__name__} was given {layer}; it takes {names}, without parametrizations."
             )
-        self._plain = (emptied(layer),)  # in a tuple, so that it is no submodule
+        self._plain = (holding(layer, {}),)  # in a tuple, so that it is no submodule
 
     def take_over(self, layer: nn.Module, *, parameters: bool = True) -> None:
         """Take over the buffers of a layer, and its parameters, under the same names."""

@@ -426,8 +426,7 @@ class Prediction:
 
     def _task_has(self, name: str) -> Any:
         if name not in self._found.offers:
-            offers = (*self._found.offers, "members", "scores", "to_frame")
-            raise AttributeError(no_attribute(f"a prediction of {self.task}", name, offers))
+            raise AttributeError(no_attribute(f"a prediction of {self.task}", name, self.__dir__()))
         return self._found
 
     def _like_y(self, values: Tensor, before: int = 1) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.types import Params
-from choral.base.values import Count, Positive
+from choral.base.values import Count, Inside, Positive
 from choral.layers.bayesian.rank_one_gaussian import MemberBatchNorm, RankOneGaussianLayer
 from choral.layers.bayesian.sampling import GAMMA_START, RHO_START, SAMPLED, SpikeSlabLayer, gaussian_twin
 from choral.layers.convert import Replace, convert, layers_of, output_last, swap
@@ -85,18 +85,14 @@ class SpikeSlab(Sampled):
     ['SpikeSlabLayer', 'ReLU', 'GaussianLayer']
     """
 
-    gamma: float = GAMMA_START
+    gamma: Inside = GAMMA_START
     temperature: Positive = 0.5
     sampled_gates: bool = False
 
     def _twins(self, network: nn.Module, generator: torch.Generator) -> Replace:
         names = output_last([name for name, _ in layers_of(network, SAMPLED)])
         starts: dict[str, Any] = {"keep_weights": self.keep_weights, "rho": self.rho, "generator": generator}
-        gates: dict[str, Any] = {
-            "gamma": self.gamma,
-            "temperature": self.temperature,
-            "sampled_gates": self.sampled_gates,
-        }
+        gates = {name: getattr(self, name) for name in ("gamma", "temperature", "sampled_gates")}
 
         def twin(name: str, layer: nn.Module) -> nn.Module | None:
             gated = name not in names[-1:] and own_kind(layer, SAMPLED) is not None

@@ -46,14 +46,9 @@ class Stochastic(Selective, OneMember):
         tree = swap(tree, lambda _, m: Dropped(m) if isinstance(m, DROPOUTS) else None)
         if holds(tree, Dropped, DroppedOutput, DropConnect):
             return tree
-        where = (
-            ""
-            if self.rate is None
-            else "no linear map or convolution of torch's kinds before its output layer to put them behind, "
-        )
-        raise ConversionError(
-            f"{type(network).__name__} has no dropout layers, {where}and rate is {self.rate}; give it nn.Dropout layers, or a rate=."
-        )
+        wanted = "linear map or convolution of torch's kinds before its output layer to put dropout behind"
+        lack = "dropout layers, and rate is None" if self.rate is None else wanted
+        raise ConversionError(f"{type(network).__name__} has no {lack}; give it nn.Dropout layers, or a rate=.")
 
     def _put_in(self, network: nn.Module, rate: float) -> nn.Module:
         output = None if self.include else next((name for name, _ in reversed(ends_of(network))), None)

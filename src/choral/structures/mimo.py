@@ -15,7 +15,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.base.values import Count, Share
 from choral.layers.convert import ends_of, first_layers, holds_frozen, tied_layers
-from choral.layers.functional import CONVOLUTIONS, NORMS, own_kind
+from choral.layers.functional import CONVOLUTIONS, own_kind
 from choral.layers.packed.narrow import redrawn
 from choral.structures.base import Structure
 
@@ -55,12 +55,6 @@ class Mimo(Structure):
     def convert(self, network: nn.Module, generator: torch.Generator) -> nn.Module:
         joint = copy.deepcopy(network)
         (first, last), tied = self._ends(network), tied_layers(network)
-        order = [name for name, _ in network.named_modules()]
-        for name in order[: min(order.index(name) for name, _ in ends_of(network))]:
-            if isinstance(network.get_submodule(name), NORMS):
-                raise ConversionError(
-                    f"layer {name!r} normalizes the inputs, of which MIMO has {self.members} side by side; standardize the data instead."
-                )
         for end, name in enumerate((first, last) if self.members > 1 else ()):
             if holds_frozen(network.get_submodule(name)) or name in tied:
                 raise ConversionError(

@@ -77,10 +77,6 @@ class TreeNet(JointStructure):
         for name, module in list(tree.named_modules()):
             if name not in chosen:
                 continue
-            if isinstance(module, nn.RNNBase):
-                raise ConversionError(
-                    f"layer {name!r} ({type(module).__name__}) has no rule in torch.func.vmap; start the branches after it."
-                )
             for key, tensor in {**module._parameters, **module._buffers}.items():
                 if tensor is None or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad):
                     continue  # what is frozen is the same for all

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral.base import draws
-from choral.base.errors import ConversionError, InputError
-from choral.base.values import typed
+from choral.base.errors import ConversionError
+from choral.base.values import BelowOne, typed
 from choral.layers.bayesian.sampling import remembered
 from choral.layers.convert import layers_of
 from choral.layers.functional import Twin
@@ -42,13 +42,6 @@ _UNITS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 DROPOUTS: tuple[type[nn.Module], ...] = (StochasticDepth, *_UNITS, *_ALPHA)
 _SATURATION = -1.7580993408473766  # of SELU, where alpha dropout sends what it drops
-
-
-def checked_rate(rate: float) -> float:
-    """Return a dropout rate, or raise if it is not in [0, 1)."""
-    if not 0 <= rate < 1:
-        raise InputError(f"rate is {rate}; give a dropout rate of at least 0 and below 1.")
-    return rate
 
 
 class RowAware(nn.Module):
@@ -107,7 +100,7 @@ class Dropped(RowAware, Twin):
     def __init__(self, dropout: nn.Module):
         super().__init__()
         self.kind: Any = next(k for k in DROPOUTS if isinstance(dropout, k))
-        self.rate = checked_rate(float(dropout.p))  # type: ignore[arg-type]  # every dropout layer has its rate in p
+        self.rate = float(dropout.p)  # type: ignore[arg-type]  # every dropout layer has its rate in p
 
     @property
     def p(self) -> float:
@@ -141,9 +134,9 @@ class DroppingLayer(WeightLayer):
     shown = ("rate",)
 
     @typed
-    def __init__(self, layer: nn.Module, *, rate: float):
+    def __init__(self, layer: nn.Module, *, rate: BelowOne):
         super().__init__(layer)
-        self.rate = checked_rate(rate)
+        self.rate = rate
 
 
 class DroppedOutput(DroppingLayer, RowAware):

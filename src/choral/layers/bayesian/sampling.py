@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 from choral.base import draws
 from choral.base.draws import now, under
-from choral.base.errors import InputError
+from choral.base.values import Inside, typed
 from choral.layers.functional import BATCH_NORMS, CONVOLUTIONS, Converted, Twin, filled, own_kind
 from choral.objectives.kl import MEAN, RHO, std_of
 
@@ -84,11 +84,7 @@ def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
     return stream.values[id(source)][1]
 
 
-@overload
-def draw(mean: Tensor, rho: Tensor) -> Tensor: ...
-@overload
-def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None: ...
-def draw(mean: Tensor | None, rho: Tensor | None) -> Tensor | None:
+def draw(mean: Tensor | None, rho: Tensor | None) -> Any:
     """Return mean + softplus(rho) * noise, or the mean within `at_means`; None for None (a layer without bias)."""
     if mean is None or rho is None or now().means:
         return mean
@@ -253,17 +249,16 @@ class SpikeSlabLayer(SampledLayer):
 
     frozen_gate: Tensor
 
+    @typed
     def __init__(
         self,
         layer: nn.Module,
         *,
-        gamma: float = GAMMA_START,
+        gamma: Inside = GAMMA_START,
         temperature: float = 0.5,
         sampled_gates: bool = False,
         **posterior: Any,
     ):
-        if not 0 < gamma < 1:
-            raise InputError(f"gamma={gamma!r}, but an inclusion probability starts between 0 and 1, ends excluded.")
         super().__init__(layer, **posterior)
         self.temperature = temperature
         self.sampled_gates = sampled_gates

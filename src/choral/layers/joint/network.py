@@ -100,7 +100,7 @@ class Joint(nn.Module):
         self.kernel = usual_kernel(self) if self.is_open else asked
         obstacle = "" if self.is_open else self.obstacle(self.kernel)
         if obstacle:
-            raise ConversionError(f"kernel={self.kernel!r} cannot run this network: {obstacle}; use kernel='loop'.")
+            raise ConversionError(f"kernel={self.kernel!r} cannot run all layers: {obstacle}; share it, or use 'loop'.")
 
     def obstacle(self, kernel: str) -> str:
         """Return why a kernel cannot run this tree, or an empty string."""

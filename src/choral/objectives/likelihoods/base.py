@@ -29,11 +29,6 @@ def columns(values: Tensor) -> Tensor:
     return values.unsqueeze(-1) if values.dim() == 2 else values
 
 
-def real(targets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return targets as real numbers; integers get a given dtype."""
-    return targets if targets.is_floating_point() else targets.to(dtype)
-
-
 def summed(each: Tensor) -> Tensor:
     """Return the sum over the targets of a row: (member, batch, target, ...) -> (member, batch, ...)."""
     return each[:, :, 0] if each.shape[2] == 1 else each.sum(2)
@@ -180,7 +175,7 @@ class Likelihood(Value, ABC):
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets for `nll`, in the dtype and the units of training. Shapes: (..., row, ...)."""
-        return real(targets)
+        return targets if targets.is_floating_point() else targets.float()
 
     def settled(self, known: Known) -> Self:
         """Return the likelihood with its values from the training data, such as a scale or an axis."""

@@ -17,8 +17,8 @@ from torch.distributions import StudentT as TorchStudentT
 from choral.base import devices
 from choral.base.errors import InputError
 from choral.base.text import number
-from choral.base.values import Finite, Limit, NotNegative, Positive, Value
-from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, real, summed
+from choral.base.values import Finite, Inside, Limit, NotNegative, Positive, Value
+from choral.objectives.likelihoods.base import About, Known, Likelihood, aligned, columns, summed
 from choral.objectives.likelihoods.classification import is_whole
 from choral.predictions import Counts, Mixture, Predictive, QuantileRegression, Regression
 
@@ -107,7 +107,7 @@ class RealLikelihood(Likelihood, ABC):
 
     def read(self, targets: Tensor) -> Tensor:
         """Return targets as real numbers in units of training; integers as float64."""
-        found = real(targets, torch.float64)
+        found = targets if targets.is_floating_point() else targets.double()
         return found if self.scale is None else self.scale.apply(found)
 
     def settled(self, known: Known) -> Self:
@@ -255,6 +255,9 @@ class LearnedGaussian(GaussianLikelihood):
         return _and_positive(outputs, self.floor)
 
 
+_RISING = Limit(lambda levels: levels and list(levels) == sorted({*levels}), "rising shares between 0 and 1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(RealLikelihood):
     """Quantiles of real targets by the pinball loss; outputs are (member, batch, target * level), with levels adjacent.
@@ -267,14 +270,7 @@ class Quantiles(RealLikelihood):
 
     prediction: ClassVar[type[Predictive]] = QuantileRegression
 
-    levels: tuple[float, ...] = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-    def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.levels, self.levels[1:]))
-        if not self.levels or not rising or not self.levels[0] > 0 or not self.levels[-1] < 1:
-            raise InputError(
-                f"levels are {self.levels}; give rising shares between 0 and 1, such as (0.05, 0.5, 0.95)."
-            )
+    levels: Annotated[tuple[Inside, ...], _RISING] = (0.05, 0.25, 0.5, 0.75, 0.95)
 
     @property
     def outputs_each(self) -> int:

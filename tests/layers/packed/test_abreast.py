@@ -8,8 +8,7 @@ from tests.networks import chain
 from torch import nn
 
 from choral import models
-from choral.layers.kernels.packed import course_of
-from choral.layers.packed.networks import PackedNetwork, pack
+from choral.layers.packed.networks import PackedNetwork, course_of, pack
 
 
 class Own(nn.Module):
