@@ -92,18 +92,25 @@ _ARGUMENTS = {
     ("epochs=60", _RECIPE): "epochs n_epochs num_epochs max_epochs max_iter",
     ("patience=16", _STOPPING): "patience",
     ("threads=2", _COMPUTE): "threads n_jobs num_threads",
+    ("device='cuda'", _COMPUTE): "gpu gpus accelerator",
     ("time_limit=60", _COMPUTE): "time_limit timeout",
     ("recipe='packed'", _WRITE): "method methods",
     ("likelihood='categorical' or 'gaussian', where y does not tell", _WRITE): "task",
-    ("validation=0.2, or validation=(x, y)", _WRITE): "x_val X_val validation_data validation_split eval_set",
+    (
+        "validation=0.2, or validation=(x, y)",
+        _WRITE,
+    ): "val x_val X_val validation_data validation_split val_split eval_set",
     ("cv=5", _WRITE): "folds n_folds n_splits kfold",
     ("cv=(5, groups)", _WRITE): "groups",
     ("seed=0", _WRITE): "random_state",
+    ("seed=(0, 1, 2)", _WRITE): "seeds n_seeds",
     ("progress=True or progress=False", _WRITE): "verbose verbosity",
     ("run_dir='runs/first', or ensemble.save(path) afterwards", _WRITE): "save save_dir save_path output_dir log_dir",
     ("on_existing='overwrite', which removes a run in run_dir", _WRITE): "overwrite",
     ("on_existing='extend'", _WRITE): "extend",
-    ("the same call again with the same run_dir to resume", _WRITE): "resume",
+    ("ensemble.evaluate(x, y) for the scores", _WRITE): "metrics metric_fn",
+    ("data=DataLoader(..., num_workers=2)", _WRITE): "num_workers",
+    ("the same call again with the same run_dir to resume", _WRITE): "resume resume_from",
     ("likelihood='gaussian', or choral.objectives.Loss(function)", _WRITE): "loss loss_fn criterion",
 } | {(f"{name}=...", _COMPUTE): name for name in ("precision", "executor", "accumulate", "data_parallel", "cluster")}
 HINTS = {name: hint for hint, names in _ARGUMENTS.items() for name in names.split()}
@@ -123,11 +130,13 @@ ATTRIBUTES = {
         "choral.fit(build, (x, y), recipe), which returns an ensemble": "fit train",
         "ensemble.member(0), the first network": "models networks parameters state_dict eval",
         "ensemble.predict(x, device='cpu')": "to cpu cuda device",
+        "dir(choral.recipes)": "methods list_methods",
         "p.to_frame()": "to_pandas to_dataframe df",
         "p.std, or p.entropy of classes": "uncertainty total var variance sigma",
         "p.epistemic_std, or p.mutual_information of classes": "epistemic model_uncertainty",
         "p.aleatoric_std, or p.expected_entropy of classes": "aleatoric data_uncertainty",
         "p.mean, or p.probs of classes; ensemble.outputs(x) has the logits": "predictions logits outputs",
+        "choral.fit(..., callbacks=events.append), and choral.plots.training_curves(events)": "history losses log",
         "one of its tensors, or np.asarray(p)": "numpy tolist detach shape argmax",
     }.items()
     for name in names.split()
@@ -148,6 +157,8 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> str:
         return f"{function} has no argument {name!r}; it takes {', '.join(names)}.{did_you_mean(name, names)}"
     write, where = HINTS[name]
     keyword = write.partition("=")[0]
+    if where == _TRAINING and "training" in names:
+        where = "write training=choral.Training({})"
     if keyword == "epochs" and "budget" in names and "epochs" not in names:
         write, where = "budget=60, the total of each method in epochs of one network", _WRITE
     return f"{function} has no argument {name!r}; {(_WRITE if keyword in names else where).format(write)}."
