@@ -21,6 +21,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "network": "small_cnn", "silu": "small_cnn_silu", "points": 2_000, "batch": 32, "kl": 2_000 / 45_000,
         "explore": 7, "exploit": 3, "single": 10, "interval": 15, "draws": 1, "rates": 32,
     },
+    "quick, long": {
+        "network": "small_cnn", "silu": "small_cnn_silu", "points": 500, "batch": 32, "kl": 500 / 45_000,
+        "explore": 75, "exploit": 50, "single": 125, "interval": 8, "draws": 1, "rates": 32,
+    },
     "quick, ResNet-8": {
         "network": "resnet8_narrow", "silu": "resnet8_narrow_silu", "points": 2_000, "batch": 32, "kl": 2_000 / 45_000,
         "explore": 7, "exploit": 3, "single": 10, "interval": 15, "draws": 1, "rates": 32,
@@ -325,12 +329,13 @@ ORDER = (
     Claim(better="SeBayS-Freeze", worse="SSBNN"),
 )
 EIGHT: dict[str, Any] = {"sizes": ("quick", "quick, ResNet-8")}
+LONG_ONES: dict[str, Any] = {"sizes": ("quick, long", "quick, ResNet-8")}
 FEW: dict[str, Any] = {"sizes": ("quick, few",), "seeds": 2}
 THREE = tuple(SEQUENTIAL)
 """BNN Sequential, SeBayS-Freeze, SeBayS-No Freeze."""
 PROTOCOLS = (
     Protocol(id="sebays-t1", title="ResNet-32 on CIFAR-10", measures=PERCENTS, claims=ORDER,
-             **_pair(6, lambda s: table(s, TABLE_1), corruptions=ALL_CORRUPTIONS, block=faster, **EIGHT)),
+             **_pair(6, lambda s: table(s, TABLE_1), corruptions=ALL_CORRUPTIONS, block=faster, **LONG_ONES)),
     Protocol(id="sebays-t2", title="ResNet-56 on CIFAR-100", measures=PERCENTS, claims=ORDER[:1] + ORDER[2:],
              paper=Scale(rows=tuple(replace(r, network=r.network.replace("32", "56")) for r in table("paper", TABLE_2, data="cifar100")),
                          epochs=250, hours=400, gpu=True, corruptions=ALL_CORRUPTIONS)),
