@@ -49,7 +49,7 @@ AUTHORS: dict[str, dict[str, Any]] = {
 SPANNING = GuidedWalk(step_std=0.2, relative_step=True)
 """Steps by which the 51 anchors of a chain span the prior: their mean has the variance of that of 4.6 independent anchors, where the
 two of AE have 2 and steps of 0.045 have 1.2. A move, 0.16 on average, is within reach of two epochs: their 354 rates add up to 0.43."""
-LONGER = ", longer anchor steps"
+LONGER, RATES = ", longer anchor steps", ", fitted rates"
 
 
 def both(data: str, budget: int) -> tuple[Row, ...]:
@@ -94,7 +94,7 @@ def words() -> tuple[Row, ...]:
             rows.append(Row(label=name + more, method=method, options=given, paper=TABLE_2["imdb"][name], **common))
     longer = replace(rows[1], label=rows[1].label + LONGER, options={**rows[1].options, "walk": SPANNING})
     fitted = [
-        replace(row, label=f"{row.label}, fitted rates", training=FITTED, options={**row.options, **more})
+        replace(row, label=row.label + RATES, training=FITTED, options={**row.options, **more})
         for row, more in ((rows[0], {}), (longer, {"step_training": FITTED}))
     ]
     return (*rows, longer, *fitted)
@@ -161,7 +161,14 @@ PROTOCOLS = (
         id="sae-t2",
         title="Fidelity to HMC by budget",
         measures=("agreement", "tv", "accuracy"),
-        quick=Scale(rows=words(), epochs=200, seeds=3, hours=0.1, reference=True),
+        quick=Scale(
+            rows=words(),
+            epochs=200,
+            seeds=3,
+            hours=0.2,
+            reference=True,
+            claims=(Claim(better="SAE, 200" + LONGER + RATES, worse="AE, 200" + RATES, measure="tv"),),
+        ),
         cpu=Scale(rows=both("imdb", 200), epochs=200, seeds=2, hours=12, reference=True),
         paper=Scale(
             rows=tuple(r for data in AUTHORS for budget in BUDGETS for r in both(data, budget)),

@@ -315,6 +315,7 @@ def _pair(
     block: Any = lambda _: (),
     sizes: tuple[str, ...] = ("quick",),
     seeds: int = 3,
+    test_rows: int = 5_000,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the same lines at all scales, at 'quick' those of some sizes."""
@@ -322,7 +323,7 @@ def _pair(
     shared = {n: v for n, v in options.items() if n != "corruptions"}
     quick = [r for s in sizes for r in (*rows(s), *block(s)) if r.label not in LONG]
     return {
-        "quick": Scale(rows=tuple(quick), epochs=10, seeds=seeds, hours=0.3, test_rows=5_000, ood="cifar100"),
+        "quick": Scale(rows=tuple(quick), epochs=10, seeds=seeds, hours=0.3, test_rows=test_rows, ood="cifar100"),
         "cpu": Scale(rows=rows("cpu") + block("cpu"), epochs=10, hours=hours, **few, **shared),
         "paper": Scale(rows=rows("paper"), epochs=250, hours=paper_hours, gpu=True,
                        corruptions=options.get("corruptions", ()), **shared),
@@ -337,7 +338,7 @@ ORDER = (
 EIGHT: dict[str, Any] = {"sizes": ("quick", "quick, ResNet-8")}
 LONG_ONES: dict[str, Any] = {"sizes": ("quick, long", "quick, ResNet-8")}
 FEW: dict[str, Any] = {"sizes": ("quick, few",), "seeds": 2}
-FEWEST: dict[str, Any] = {"sizes": ("quick, fewest",), "seeds": 1}
+FEWEST: dict[str, Any] = {"sizes": ("quick, fewest",), "seeds": 1, "test_rows": 2_000}
 THREE = tuple(SEQUENTIAL)
 """BNN Sequential, SeBayS-Freeze, SeBayS-No Freeze."""
 PROTOCOLS = (

@@ -60,7 +60,8 @@ def test_rows_are_recipes_on_networks_and_claims_are_about_rows(name):
             assert row.recipe(2 / scale.epochs).epochs <= row.recipe().epochs
         labels = {row.label for row in scale.rows}
         if labels:
-            assert {label for claim in protocol.claims for label in (claim.better, claim.worse) if label} <= labels
+            claims = (*protocol.claims, *scale.claims)
+            assert {label for claim in claims for label in (claim.better, claim.worse) if label} <= labels
         assert bool(scale.rows) != bool(scale.splits)
 
 
