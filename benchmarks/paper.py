@@ -49,7 +49,7 @@ from choral.testing.problems import CALM, PROBLEMS
 from machine import RESULTS, machine, measured
 from protocols import PAPERS, PROTOCOLS
 from protocols.networks import NETWORKS
-from protocols.protocol import PERCENT, Protocol, Row, Scale
+from protocols.protocol import PERCENT, Claim, Protocol, Row, Scale
 
 ROOT = Path(__file__).parent.parent
 TABLES = RESULTS / "paper"
@@ -462,11 +462,17 @@ def aligned(table: list[list[str]]) -> str:
     return "\n".join("  ".join(text.ljust(w) for text, w in zip(line, widths)).rstrip() for line in table)
 
 
+def claims(protocol: Protocol, lines: Lines) -> tuple[Claim, ...]:
+    """Return what must come out at the size of the lines."""
+    scale = protocol.scale(lines[0]["scale"]) if lines else None
+    return protocol.claims + (scale.claims if scale else ())
+
+
 def failed(protocol: Protocol, lines: Lines) -> list[str]:
     """Return the paper's statements that the means do not bear out."""
     groups, found = grouped(protocol, lines), []
     for network, data in dict.fromkeys((network, data) for network, data, _ in groups):
-        for claim in protocol.claims:
+        for claim in claims(protocol, lines):
             pair = [groups.get((network, data, label), []) for label in (claim.better, claim.worse)]
             better, worse = (summary(own, claim.measure)[0] for own in pair)
             worse = worse if claim.worse else 0.0
@@ -482,7 +488,7 @@ def paired(protocol: Protocol, lines: Lines) -> list[str]:
     """Return the differences that the paper's statements are about, paired by seed, with their standard errors."""
     groups, found = grouped(protocol, lines), []
     for network, data in dict.fromkeys((network, data) for network, data, _ in groups):
-        for claim in protocol.claims:
+        for claim in claims(protocol, lines):
             pair = [
                 {line["seed"]: line["measures"].get(claim.measure) for line in groups.get((network, data, label), [])}
                 for label in (claim.better, claim.worse)

@@ -218,7 +218,7 @@ PROTOCOLS = (
         quick=Scale(
             rows=few(ablations(("lenet_s",), 16, "lenet_s", "lenet_s", (0.1, 0.5, 0.9)), 1_000),
             epochs=8,
-            seeds=2,
+            seeds=1,
             hours=0.3,
             test_rows=5_000,
         ),

@@ -102,6 +102,7 @@ class Scale:
         splits: for tables of UCI sets, the function of `uci.py` that makes them, with `rows` empty.
         names: the UCI sets.
         settings: further arguments of that function.
+        claims: what must come out at this size, besides the protocol's own.
     """
 
     rows: tuple[Row, ...] = ()
@@ -118,6 +119,7 @@ class Scale:
     splits: str = ""
     names: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    claims: tuple["Claim", ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

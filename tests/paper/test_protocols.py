@@ -1,5 +1,6 @@
 """The 59 tables and figures as values, and the one command that runs them."""
 
+import importlib
 import json
 import os
 import shutil
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.protocols import PROTOCOLS, packed
 from benchmarks.protocols.networks import NETWORKS
 from tests.paper.test_official import write_cifar10, write_uci
+
+from choral.objectives.likelihoods import FixedGaussian
+from choral.recipes import make
+from choral.recipes.training import Training
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
@@ -54,7 +60,8 @@ def test_rows_are_recipes_on_networks_and_claims_are_about_rows(name):
             assert row.recipe(2 / scale.epochs).epochs <= row.recipe().epochs
         labels = {row.label for row in scale.rows}
         if labels:
-            assert {label for claim in protocol.claims for label in (claim.better, claim.worse) if label} <= labels
+            claims = (*protocol.claims, *scale.claims)
+            assert {label for claim in claims for label in (claim.better, claim.worse) if label} <= labels
         assert bool(scale.rows) != bool(scale.splits)
 
 
@@ -136,6 +143,22 @@ def test_a_trial_of_a_table_of_uci_sets_has_a_line_for_each_method_and_split(tmp
     labels = set(PROTOCOLS[name].figures["boston"])
     assert {(row["label"], row["seed"]) for row in rows} == {(label, split) for label in labels for split in (0, 1)}
     assert all(row["measures"]["rmse"] > 0 for row in rows)
+
+
+def test_every_pass_of_ecmp_and_emp_on_a_uci_set_is_a_draw_of_its_own(tmp_path, monkeypatch):
+    write_uci(tmp_path, rows=40)
+    monkeypatch.setenv("CHORAL_DATA", str(tmp_path))
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    uci = importlib.import_module("uci")
+    splits = uci.splits_of("boston")
+    for method, fewest in (("ecmp", 40), ("emp", 15)):  # EMP draws one of five for each of two norms: at most 25
+        recipe = make(method, epochs=20, output=False, statistics="shared", training=Training(lr=0.01, batch_size=20))
+        noise = FixedGaussian(precision=2.0)
+        ensemble = uci.train(tmp_path / method, lambda: uci.small(2, uci.norm), recipe, splits, noise)
+        outputs = torch.cat(list(uci.passes(ensemble, splits, 40)), 1)  # (split, pass, row, output)
+        assert outputs.shape[:2] == (2, 40)
+        for split in outputs:
+            assert len(split.flatten(1).unique(dim=0)) >= fewest
 
 
 @pytest.mark.parametrize(("p", "std"), [(0.3, 0.5), (0.7, 2.0)])

@@ -74,6 +74,19 @@ def test_the_default_walk_of_sequential_anchored_spans_the_prior_in_fifty_steps(
     assert abs(moved["a.weight"].std().item() / PRIOR_STD - 1) < 0.03
 
 
+@pytest.mark.parametrize(("size", "independent"), [(0.045, 1.24), (0.2, 4.6)])
+def test_the_mean_of_51_anchors_varies_like_that_of_fewer_independent_ones(size, independent):
+    """In a linear model it is the mean of the members, so a chain of short steps says less than two restarts."""
+    walk = GuidedWalk(step_std=size, relative_step=True)
+    anchor, memory, generator = start(walk, shape=(20000,))
+    total = anchor["a.weight"].clone()
+    for _ in range(50):
+        anchor, memory = walk.step(anchor, memory, PRIOR_STD, generator)
+        total += anchor["a.weight"]
+    variance = (total / 51).var().item()
+    assert PRIOR_STD**2 / variance == pytest.approx(independent, rel=0.05)
+
+
 def test_a_guided_walk_never_rejects_uphill_and_turns_only_on_rejection():
     walk = GuidedWalk(step_std=0.02)
     anchor, memory, generator = start(walk, shape=(20000,))

@@ -47,6 +47,9 @@ def test_a_place_knows_its_branch_its_siblings_and_what_is_below_it():
     inner = outer.then("seq", 0).then("fork", 12).then("every", 0).then("after", 40)
     assert (inner.branch, Place().then("seq", 5).branch) == (12, 0)
     assert str(inner.siblings) == "1/f3/0/every0/40"
+    rounds = outer.then("repeat", 2).then("seq", 1)
+    assert (inner.turn, rounds.turn, rounds.branch, Place().then("seq", 5).turn) == (12, 2, 3, 0)
+    assert str(rounds.siblings) == "1/f3/1"
     assert outer.holds(inner)
     assert not outer.holds(Place().then("seq", 1).then("fork", 30))
     assert Place.from_list(inner.to_list()) == inner

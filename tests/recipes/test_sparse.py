@@ -163,6 +163,41 @@ def test_bagged_children_train_on_their_own_points():
     assert ensemble.info["counted"]["points"] == 4 * 64 + 2 * 58
 
 
+@pytest.mark.parametrize("cv", [None, 2])
+def test_boosted_children_are_pairs_of_one_parent_on_points_drawn_by_losses(cv):
+    still = {"tuning": "constant", "tuning_lr": 1e-30, "training": QUICK}
+    recipe = make("prune_and_tune", budget=8, members=4, boosting=True, **still)
+    ensemble = fit(wide, (X, Y), recipe, cv=cv)
+    states = list(ensemble.states())
+    for run in range(0, len(states), 4):
+        parents = []
+        for first, second in (states[run : run + 2], states[run + 2 : run + 4]):
+            mask = first.slots["mask"]
+            assert all(torch.equal(second.slots["mask"][name], ~m) for name, m in mask.items())
+            # tuned at a rate of nearly nothing, a pair is its parent
+            parents.append({n: p + second.params[n] if n in mask else p for n, p in first.params.items()})
+        assert all(torch.allclose(parents[0][n], p) for n, p in parents[1].items())
+        one, other = rows_of((states[run], states[run + 2]))
+        assert 0 < (one & other).sum() < one.sum()
+    assert ensemble.info["counted"]["points"] == 8 * 64 if cv is None else 2 * 8 * 32
+
+
+def test_boosted_children_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path):
+    recipe = make("prune_and_tune", budget=8, members=4, boosting=True, unit="neuron", training=QUICK)
+
+    def stop(event):
+        if event["kind"] == "collected" and event["place"].endswith("r1/5"):
+            raise KeyboardInterrupt
+
+    options = {"run_dir": tmp_path, "compute": Compute(checkpoint_seconds=0), "validation": None}
+    with pytest.raises(KeyboardInterrupt):
+        fit(wide, (X, Y), recipe, callbacks=stop, **options)
+    resumed = fit(wide, (X, Y), recipe, **options)
+    assert '"resumed"' in (tmp_path / "log.jsonl").read_text()
+    for mine, whole in zip(resumed.states(), fit(wide, (X, Y), recipe, validation=None).states()):
+        assert all(torch.equal(mine.params[n], p) for n, p in whole.params.items())
+
+
 def test_neuron_pruned_members_are_physically_smaller_with_the_same_outputs():
     def build():
         return models.resnet_cifar(8, channels=3, classes=3)
@@ -204,7 +239,7 @@ def test_a_half_masked_member_is_stored_in_at_most_0_56_of_the_dense_bytes():
     state = State({n: p.detach() for n, p in build().named_parameters()}, {})
 
     class Place:
-        branch, points = 0, 10
+        turn, points = 0, 10
 
         def network(self, state):
             return build()

@@ -122,7 +122,7 @@ class BranchContext(Context):
             self._seen = self._seen[~torch.isin(self._seen, held)]
         self._task, self._source, self._seed = task, source, seed
         self._place, self._fork = place.words, place.siblings.words
-        self.branch, self.variant = place.branch, variant
+        self.branch, self.turn, self.variant = place.branch, place.turn, variant
         self.points = source.points
         self.likelihood = task.likelihood
 
@@ -170,6 +170,14 @@ class BranchContext(Context):
         with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
             for x, _ in self._source.epoch(order, _BATCH):
                 yield self._task.fed(moved(x, self._task.device))
+
+    def losses(self, state: State, points: Tensor) -> Tensor:
+        network, found = self.network(state), []
+        for x, y in self._source.epoch(points, _BATCH):
+            outputs = self._task.widened(self._task.outputs(network, x))
+            each = self.likelihood.nll(outputs, y.to(outputs.device).expand(len(outputs), *y.shape))
+            found.append(each.transpose(0, 1).flatten(1).mean(1).cpu())
+        return torch.cat(found)
 
     def gradients(self, state: State, batches: int) -> Params:
         network = self._task.blueprint.load(state).train()

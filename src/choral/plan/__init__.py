@@ -16,10 +16,12 @@ from choral.plan.cost import Cost, batches_in, cost
 from choral.plan.early_stopping import EarlyStopping, Measure, Select
 from choral.plan.operators import (
     Bag,
+    Boost,
     DrawMoments,
     Fold,
     Recalibrate,
     RecalibrateDraws,
+    Rewind,
     UpdateMoments,
     UseMean,
     folds_of,
@@ -67,10 +69,10 @@ from choral.plan.sparse import (
 from choral.plan.state import Role, State, slot
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
+    "SGD", "Adam", "AdamW", "AntiRandom", "Bag", "Boost", "Collect", "Compact", "CompactGates", "Constant", "Context", "Cosine",
     "Cost", "DrawAnchor", "DrawMoments", "DrawTargetShift", "EarlyStopping", "ErdosRenyi", "Every", "Fold", "Fork", "FreezeGates", "Hatch",
     "Linear", "LogUniform", "Magnitude", "Masks", "Measure", "Muon", "OneCycle", "OneOf", "Operator", "Optimizer", "OwnOptimizer", "OwnRate", "Part", "Partition", "Perturb", "Phase", "Prune", "RandomMasks", "Recalibrate", "RecalibrateDraws", "Regrow", "Repeat",
-    "Reset", "ResetStds", "Resize", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
+    "Reset", "ResetStds", "Resize", "Rewind", "Role", "Schedule", "Select", "Seq", "Space", "Span", "Start", "Starter", "State", "StepAnchor", "StepTargetShift", "Steps", "Train",
     "Uniform", "UpdateMoments", "UseMean", "Variant", "batches_in", "cost", "every", "folds_of", "fork", "in_folds", "problems", "repeat",
     "seq", "slot",
 ]  # fmt: skip

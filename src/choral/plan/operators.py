@@ -48,6 +48,41 @@ class Bag(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Boost(Operator):
+    """Draw the points of the next round, with replacement and more often those that the networks so far found hard.
+
+    A point is hard for a network whose loss on it is above its mean loss. Points that were hard m times are drawn in proportion to
+    1 + m^4: arc-x4, the boosting of ensembles that are averaged with equal weights. The paper counts misclassified points.
+
+    Reference: Breiman, "Arcing classifiers", Annals of Statistics 26, 1998, section 5.
+    """
+
+    gives: ClassVar[tuple[str, ...]] = (SUBSET, "hard")
+
+    def apply(self, state: State, context: Context) -> State:
+        own = torch.arange(context.points) if state.subset is None else state.subset
+        seen = state.slots.get("hard", {"points": own, "times": torch.zeros(len(own))})
+        points, losses = seen["points"], context.losses(state, seen["points"])
+        times = seen["times"] + (losses > losses.mean())
+        drawn = torch.multinomial(1 + times**4, len(points), replacement=True, generator=context.generator("boost"))
+        chosen = {"indices": points[drawn].sort().values}
+        return state.with_slots(**{SUBSET: chosen, "hard": {"points": points, "times": times}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewind(Operator):
+    """Go back to the network that the first round of a `repeat` began with; slots other than masks stay."""
+
+    gives: ClassVar[tuple[str, ...]] = ("first",)
+    foreseen: ClassVar[bool] = True
+
+    def apply(self, state: State, context: Context) -> State:
+        first = state.slots.get("first") or state.having(memory={}).flat()
+        begun, later = State.from_flat(first), {n: s for n, s in state.slots.items() if n != "mask"}
+        return begun.having(slots=begun.slots | later | {"first": first})
+
+
+@dataclass(frozen=True, kw_only=True)
 class UpdateMoments(Operator):
     """Add the current weights to running moments of the trajectory.
 

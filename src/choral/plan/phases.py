@@ -178,6 +178,7 @@ class Context(Protocol):
 
     points: int
     branch: int
+    turn: int
     likelihood: Likelihood
     variant: Variant
 
@@ -189,7 +190,7 @@ class Context(Protocol):
         """Return the generator of this place."""
 
     def sibling_generator(self, purpose: str) -> torch.Generator:
-        """Return a generator that all branches of the innermost fork share (`branch` is the number of this one)."""
+        """Return a generator that all branches or rounds of the innermost fork or repeat share (`turn` is the number of this one)."""
 
     def partition(self, parts: int) -> torch.Tensor:
         """Return the fold of each training row (row,), the same for every branch of a run."""
@@ -214,6 +215,9 @@ class Context(Protocol):
 
     def inputs(self, points: int | None = None) -> Iterator[Batch]:
         """Yield the training inputs as the joint network reads them, without augmentation: all in order, or some at random."""
+
+    def losses(self, state: State, points: torch.Tensor) -> torch.Tensor:
+        """Return the negative log likelihood of some training points (point,) in evaluation mode, the mean of all members."""
 
     def gradients(self, state: State, batches: int) -> Params:
         """Return the gradient of the objective over some training batches, also where the mask is False."""

@@ -47,7 +47,7 @@ class Masks(Value, ABC):
 
         Args:
             weights: the prunable weights.
-            context: generators of this place, and the number of the branch.
+            context: generators of this place, and the number of the branch or round.
             unit, scope: as in `Prune`.
             groups: names of weights whose neurons are removed together.
         """
@@ -91,16 +91,16 @@ class Magnitude(_Sparse):
 
 @dataclass(frozen=True, kw_only=True)
 class AntiRandom(Masks):
-    """Branches 2k and 2k + 1 keep complementary halves, the most distant pair of masks."""
+    """Branches, or rounds of a repeat, 2k and 2k + 1 keep complementary halves, the most distant pair of masks."""
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
-        shared = context.sibling_generator(f"pair {context.branch // 2}")
-        return partition(_shapes(weights), shared, members=2, **how)[context.branch % 2]
+        shared = context.sibling_generator(f"pair {context.turn // 2}")
+        return partition(_shapes(weights), shared, members=2, **how)[context.turn % 2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(Masks):
-    """Branches keep disjoint parts that cover all weights.
+    """Branches, or rounds of a repeat, keep disjoint parts that cover all weights.
 
     Args:
         parts: number of parts.
@@ -110,7 +110,7 @@ class Partition(Masks):
 
     def choose(self, weights: Params, context: Context, **how: Any) -> dict[str, Tensor]:
         shared = context.sibling_generator("partition")
-        return partition(_shapes(weights), shared, members=self.parts, **how)[context.branch % self.parts]
+        return partition(_shapes(weights), shared, members=self.parts, **how)[context.turn % self.parts]
 
 
 def _shapes(weights: Params) -> dict[str, torch.Size]:

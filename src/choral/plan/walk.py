@@ -52,19 +52,23 @@ class Place:
         """The words from which seeds are made."""
         return tuple(step.word for step in self.steps)
 
-    @property
-    def _last_fork(self) -> int:
-        return max((i for i, step in enumerate(self.steps) if step.kind == "fork"), default=-1)
+    def _last(self, *kinds: str) -> int:
+        return max((i for i, step in enumerate(self.steps) if step.kind in kinds), default=-1)
 
     @property
     def branch(self) -> int:
         """Number of the branch of the innermost fork; 0 outside all forks."""
-        return self.steps[self._last_fork].number if self._last_fork >= 0 else 0
+        return self.steps[last].number if (last := self._last("fork")) >= 0 else 0
+
+    @property
+    def turn(self) -> int:
+        """Number of the branch or round of the innermost fork or repeat; 0 outside all of them."""
+        return self.steps[last].number if (last := self._last("fork", "repeat")) >= 0 else 0
 
     @property
     def siblings(self) -> "Place":
-        """What all branches of the innermost fork have in common: this place without its branch."""
-        return Place(tuple(step for i, step in enumerate(self.steps) if i != self._last_fork))
+        """What all branches or rounds of the innermost fork or repeat have in common: this place without its turn."""
+        return Place(tuple(step for i, step in enumerate(self.steps) if i != self._last("fork", "repeat")))
 
     def holds(self, other: "Place") -> bool:
         """Return whether another place is this one or below it."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Literal
 
 from choral.base.errors import InputError, warn
-from choral.plan.operators import Bag, Recalibrate
-from choral.plan.phases import Collect, Phase, Reset, Start, fork, seq
+from choral.plan.operators import Bag, Boost, Recalibrate, Rewind
+from choral.plan.phases import Collect, Phase, Reset, Start, fork, repeat, seq
 from choral.plan.schedules import Constant, OneCycle, Schedule
 from choral.plan.sparse import AntiRandom, Compact, Masks, Partition, Prune, RandomMasks
 from choral.recipes.recipe import Combine, Recipe
@@ -29,6 +29,7 @@ def prune_and_tune(
     tuning: Literal["one_cycle", "constant"] = "one_cycle",
     tuning_lr: float | None = None,
     bagging: float | None = None,
+    boosting: bool = False,
     recalibrate: bool = False,
     keep_classifier: bool = True,
     keep_first: bool | None = None,
@@ -51,6 +52,8 @@ def prune_and_tune(
         tuning: 'one_cycle' (rate / 100, up to the rate over a tenth, down to a millionth) or 'constant' (the parent's last rate).
         tuning_lr: the peak of 'one_cycle', or the rate of 'constant'; by default the parent's peak or last rate.
         bagging: share of the training rows each child sees; all of them if None.
+        boosting: tune the children one after the other, each on rows drawn with replacement, more often those that the parent and
+            the children before it found hard (`choral.plan.Boost`).
         recalibrate: estimate BatchNorm statistics again after pruning.
         keep_first: keep the first layer whole; by default for rows of numbers, not for images.
         training: its schedule is the parent's.
@@ -73,8 +76,8 @@ def prune_and_tune(
     body += [Bag(fraction=bagging)] if bagging is not None else []
     start = [Start()] if parent == 0 else [Reset(), training.phase(parent)]
     tuned = training if tuning_lr is None else replace(training, lr=tuning_lr, schedule="constant", end=0.0)
-    tune = tuned.phase(child, _schedule(tuning, tuned), least_steps=FEW_STEPS)
-    plan = seq(*start, fork(members, *body, tune, Collect()))
+    body += [tuned.phase(child, _schedule(tuning, tuned), least_steps=FEW_STEPS), Collect()]
+    plan = seq(*start, repeat(members, Boost(), Rewind(), *body) if boosting else fork(members, *body))
     return Recipe(name="prune_and_tune", plan=plan, combine=combine)
 
 
