@@ -21,7 +21,6 @@ from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import Counting, operations, threads_for, using
 from choral.engine.task import Task
 from choral.engine.trainers import UNMAPPED
-from choral.layers.bayesian.sampling import Kept
 from choral.layers.convert import call_with, ties_of
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
@@ -120,7 +119,7 @@ class PlainEvaluator:
         self.catch = True  # whether the network draws by functions of torch
         self.pure = True  # whether it leaves inputs and buffers as they are, and all its draws are caught; others are never mapped
         self._loaded = dict[int, Trees]()
-        self._drawn = Kept(_DRAWN if keep else 0)
+        self._drawn = draws.Kept(_DRAWN if keep else 0)
         self._keys = {number: rng.key(0, "predict", number) for number in numbers}
         self._draws = True  # whether networks draw
 
@@ -137,12 +136,12 @@ class PlainEvaluator:
 
     def renew(self) -> None:
         """Take the values the store has now; shapes are those of before."""
-        self._drawn = Kept(self._drawn.most)  # what was drawn, was drawn from those of before
+        self._drawn = draws.Kept(self._drawn.most)  # what was drawn, was drawn from those of before
         for number, trees in self._loaded.items():
             filled(trees.pristine, self.store.get(number))
 
     def call(
-        self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Batch, kept: Kept | None = None
+        self, network: Callable[[Batch], Tensor], key: int | Tensor, chunk: Batch, kept: draws.Kept | None = None
     ) -> Tensor:
         """Return the outputs of all passes of a network (member * draws, batch, ...)."""
         structure, task = self.task.structure, self.task
@@ -215,7 +214,7 @@ class PlainEvaluator:
 
     def _keeps(self, few: Batch) -> bool:
         """Return whether networks draw weights, and there is room to keep those of every pass from call to call."""
-        tried, trees = Kept(1 << 60), self.trees(self.numbers[0])
+        tried, trees = draws.Kept(1 << 60), self.trees(self.numbers[0])
         with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0, kept=tried), trees.one() as network:
             self.task.run(network, self.task.fed(copied(few)))
         return self.keep and 0 < tried.bytes * self.task.structure.draws * len(self.numbers) <= _DRAWN

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from choral.base import draws
-from choral.base.draws import under
-from choral.layers.bayesian.sampling import Kept, remembered
+from choral.base.draws import Kept, under
+from choral.layers.bayesian.sampling import remembered
 
 WEIGHT = nn.Parameter(torch.zeros(4), requires_grad=False)
 

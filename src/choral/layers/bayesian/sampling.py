@@ -9,7 +9,7 @@ Neural Subnetwork Ensembles", 2022, arXiv:2206.00794, section 3.1 and appendix A
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -44,29 +44,6 @@ def at_means() -> Iterator[None]:
     """
     with under(means=True):
         yield
-
-
-class Kept:
-    """Values drawn from parameters, kept from call to call by their sites, up to a number of bytes: a Bayesian MLP 3 x 512 predicts a row in a tenth."""
-
-    def __init__(self, most: int):
-        self.most, self.bytes = most, 0
-        self._held = dict[Hashable, tuple[Tensor, int, Tensor, int]]()
-
-    def value(self, stream: draws.Stream, source: nn.Parameter, make: Callable[[], Tensor]) -> Tensor:
-        """Return what was drawn at this site from the same, unchanged parameter, or make it."""
-        place = (stream.low, stream.high, stream.step, stream.site)
-        version = 0 if source.is_inference() else source._version
-        if place in self._held:
-            value, site, known, then = self._held[place]
-            if known is source and then == version:
-                stream.site = site
-                return value
-        value = make()
-        if place not in self._held and self.bytes + value.nbytes <= self.most:
-            self._held[place] = value, stream.site, source, version
-            self.bytes += value.nbytes
-        return value
 
 
 def remembered(source: Tensor, make: Callable[[], Tensor]) -> Tensor:
