@@ -225,7 +225,7 @@ def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
         return sequential
     if wanted == "auto":
         slower = numbers >= STACKED or holds(network, nn.modules.conv._ConvNd)
-        if found is None or widest == 1 or not found[0].optimizer.elementwise or task.ragged or task.findings.remembers:
+        if found is None or widest == 1 or not found[0].optimizer.elementwise:
             return sequential
         if devices.is_processor(task.device) and slower:
             return sequential
@@ -242,6 +242,8 @@ def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
 def _check_stackable(job: Job, phase: Train) -> None:
     """Raise InputError, before training, for a network that cannot be trained stacked."""
     task = job.task
+    if task.ragged:
+        raise InputError(f"{_UNSTACKED}: its batches may differ in shape; use executor='sequential'.")
     if task.findings.remembers:
         raise InputError(f"{_UNSTACKED}: its tensor {task.findings.remembers!r} changes in a call; make it a buffer.")
     with Calls(task.blueprint.network()) as running:
