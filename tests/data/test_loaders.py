@@ -322,3 +322,32 @@ def test_loaders_warn_of_nothing():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*(budget is below|rows no better than)")  # few steps on purpose
         choral.fit(build, DataLoader(Items(), 8, shuffle=True), one())
+
+
+def test_batches_of_different_shapes_are_not_stacked():
+    class Sequences(Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.ones(1 + index, 3), index % 2
+
+    def padded(items):
+        x = nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True)
+        return x, torch.tensor([y for _, y in items])
+
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.last(x.mean(1))
+
+    def trained(executor):
+        data, recipe = DataLoader(Sequences(), 4, collate_fn=padded), make("deep_ensemble", budget=4, members=2)
+        return choral.fit(Mean, data, recipe, validation=None, compute=choral.Compute(executor=executor))
+
+    assert trained("auto").members == 2
+    with pytest.raises(InputError, match="differ in shape; use executor='sequential'"):
+        trained("vectorized")
