@@ -126,6 +126,7 @@ ATTRIBUTES = {
         "ensemble.predict(x).probs": "predict_proba proba probabilities",
         "ensemble.predict(x)": "predict forward call",
         "ensemble.evaluate(x, y), or p.scores(y)": "evaluate score scores metrics accuracy",
+        "ensemble.calibrated(x, y, level=0.9) with held-out rows": "calibrate conformal conformalize temperature",
         "ensemble.save(path) and choral.load(path, build)": "save load",
         "choral.fit(build, (x, y), recipe), which returns an ensemble": "fit train",
         "ensemble.member(0), the first network": "models networks parameters state_dict eval",
