@@ -76,6 +76,16 @@ def test_scores_read_the_target_of_a_frame_or_what_is_given_in_its_words() -> No
         ensemble.evaluate(frame, [3] * 60)
 
 
+def test_rows_without_a_target_are_left_out_of_scores() -> None:
+    frame = houses(60)
+    ensemble = choral.fit_table(frame, "price", columns=Columns(drop=["sold"]), **QUICK)
+    gaps = frame.assign(price=frame["price"].astype(object))
+    gaps.loc[[3, 7], "price"] = ["", None]
+    with pytest.warns(UserWarning, match="2 of 60 row.s. have no value of the target"):
+        found = ensemble.evaluate(gaps)
+    assert found == ensemble.evaluate(frame.drop(index=[3, 7]))
+
+
 def test_weights_are_a_column_or_numbers_and_a_row_twice_is_a_weight_of_two() -> None:
     frame = houses(40)
     frame.loc[3, "price"] = np.nan  # left out, with its weight

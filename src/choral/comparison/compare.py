@@ -268,7 +268,9 @@ def _problem(data: Any) -> tuple[Problem, dict[str, tuple[str, ...]]]:
     if isinstance(data, Problem):
         return data, {}
     if not isinstance(data, tuple | list) or len(data) != 4:
-        raise InputError("data is neither a Problem nor (x_train, y_train, x_test, y_test); give one of these.")
+        raise InputError(
+            f"data is a {type(data).__name__}; give a tuple of arrays, (x_train, y_train, x_test, y_test)."
+        )
     columns = columns_in(data[0]) | columns_in(data[1], "y")
     check_same_order(data[0], data[1])
     check_same_order(data[2], data[3])

@@ -123,7 +123,7 @@ def evaluate(ensemble: Ensemble, x: Any, y: Any, *, batch_size: int = 1024, **op
     Further options (ood, corruptions, severities, ...) are those of `make_trial`.
     """
     options |= {"ood": ensemble._arranged(options["ood"])} if "ood" in options else {}
-    y = ensemble._arranged_targets(x, y)
+    x, y = ensemble._with_targets(x, y)
     return judge(ensemble, make_trial(ensemble._arranged(x), y, **options), batch_size=batch_size)
 
 

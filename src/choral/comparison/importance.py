@@ -66,7 +66,8 @@ def permutation_importance(
         rows: largest number of rows, drawn by the seed.
         seed: seed of rows and permutations; all columns share the permutations.
     """
-    inputs, targets = as_inputs(ensemble._arranged(x)), ensemble._arranged_targets(x, y)
+    x, targets = ensemble._with_targets(x, y)
+    inputs = as_inputs(ensemble._arranged(x))
     parts = parts_of(ensemble, inputs)
     if len(targets) != batches.rows(inputs):
         raise InputError(f"x has {batches.rows(inputs)} rows and y {len(targets)}; give as many of both.")

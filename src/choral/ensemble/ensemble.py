@@ -38,7 +38,7 @@ from choral.plan.state import State
 from choral.predictions import Prediction, Predictive, scores_of
 from choral.recipes.recipe import Recipe
 from choral.tables.reading import as_frame, is_frame, rows_of
-from choral.tables.table import Table, unit_in_words
+from choral.tables.table import Table, unit_in_words, with_target
 
 
 def described(ensemble: "Ensemble") -> str:
@@ -364,18 +364,19 @@ class Ensemble:
             )
         return arranged(ready, self._interface.columns)
 
-    def _arranged_targets(self, x: Any, y: Any) -> Any:
-        """Return targets with columns in the order of `fit`; by default the target column of a table's data frame x."""
+    def _with_targets(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return inputs, and targets with columns in the order of `fit`: by default those of a table's rows x that have one."""
         table = table_of(self)
         x = x if table is None else rows_of(x)
         if table is not None and is_frame(x):
-            y = table.targets(as_frame(x, "x"), path="x") if y is None else table.targets_of(y)
+            x = as_frame(x, "x") if y is not None else with_target(as_frame(x, "x"), table.target, "x")
+            y = table.targets(x, path="x") if y is None else table.targets_of(y)
         if y is None:
             raise InputError(
                 "y is None; give the labels or targets of x: evaluate(x, y), or a Dataset or DataLoader of pairs."
             )
         check_same_order(x, y)
-        return arranged(y, self._interface.columns, "y")
+        return x, arranged(y, self._interface.columns, "y")
 
     @guarded
     def predict(
@@ -449,9 +450,10 @@ class Ensemble:
         """Return raw outputs (row, batch, ...) and the targets of their rows; InputError for targets that do not fit."""
         pairs = labeled(x) if y is None and self.table is None else None
         if pairs is None:
-            y, outputs = self._arranged_targets(x, y), self.outputs(x, **options)
+            x, y = self._with_targets(x, y)
+            outputs = self.outputs(x, **options)
         else:
-            y = torch.cat([as_targets(self._arranged_targets(*pair)) for pair in pairs])
+            y = torch.cat([as_targets(self._with_targets(*pair)[1]) for pair in pairs])
             outputs = torch.cat([self.outputs(self._interface.chosen(part), **options) for part, _ in pairs], 1)
         targets = as_targets(y)
         rows = len(targets) if targets.dim() else 1

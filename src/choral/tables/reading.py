@@ -404,8 +404,9 @@ class Cells:
         return f"{word} {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}"
 
     def first(self, which: np.ndarray) -> str:
-        """Return the word of the first of some rows."""
-        return str(self.words[self._values[0][np.flatnonzero(which)[0]]])
+        """Return the word of the first of some rows; an empty text for a cell without one."""
+        place = self._values[0][np.flatnonzero(which)[0]]
+        return str(self.words[place]) if place >= 0 else ""
 
 
 def _parsed(held: Any) -> tuple[np.ndarray, np.ndarray]:
