@@ -136,9 +136,7 @@ class Counting(DispatchMode):
         made = func(*args, **kwargs)
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
-            with suppress(
-                AssertionError, IndexError, TypeError, ValueError
-            ):  # of shapes that a formula is not made for
+            with suppress(AssertionError, IndexError, TypeError, ValueError):  # shapes a formula is not made for
                 count = formula(*args, **kwargs, out_val=made)
                 self.total += count
                 if self._calls is not None and self._calls.stack:
@@ -173,7 +171,6 @@ class Piece:
     weights: Tensor | None
     part: Part | None = None  # None for a whole batch
     share: Tensor | float = 1.0  # of the loss
-    first: bool = True  # whether penalties are counted with this one
 
 
 @dataclass(frozen=True)
@@ -218,7 +215,6 @@ class Parts:
                 None if weights is None else weights[a:b],
                 Part(begin + a, b - a, whole),
                 (b - a) / whole,
-                first=begin + a == 0,
             )
             for a, b in itertools.pairwise(cuts)
             if b > a
@@ -239,13 +235,9 @@ class Parts:
         total = torch.stack(sums).sum(0)
         mass, weight = self.summed(total) if shared else total
         least = torch.finfo(torch.float32).tiny
-        return [
-            replace(
-                piece,
-                share=own[0] / mass.clamp_min(least) * (weight / whole) * (len(piece.y) / own[1].clamp_min(least)),
-            )
-            for piece, own in zip(pieces, sums)
-        ]
+        before = [own[0] / mass.clamp_min(least) * (weight / whole) for own in sums]
+        shares = [one * (len(p.y) / own[1].clamp_min(least)) for p, own, one in zip(pieces, sums, before)]
+        return [replace(piece, share=share) for piece, share in zip(pieces, shares)]
 
     def gather(self, params: Mapping[str, Tensor]) -> None:
         """Sum gradients over processes; a parameter that none of them used keeps no gradient."""
@@ -300,9 +292,7 @@ class _WholeNorm(TorchFunctionMode):
         self.part = part
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.batch_norm:
-            return func(*args, **(kwargs or {}))
-        return self._normalized(*args, **(kwargs or {}))
+        return (self._normalized if func is F.batch_norm else func)(*args, **(kwargs or {}))
 
     def _normalized(
         self,
@@ -339,9 +329,8 @@ def parts_of(compute: Compute) -> Parts:
     if not compute.data_parallel:
         return Parts(compute.accumulate)
     if not (dist.is_available() and dist.is_initialized()):
-        raise InputError(
-            "data_parallel=True, but this process belongs to no group; start it with torchrun and call torch.distributed.init_process_group first."
-        )
+        said = "data_parallel=True, but this process belongs to no group"
+        raise InputError(f"{said}; start it with torchrun and call torch.distributed.init_process_group first.")
     return Parts(compute.accumulate, dist.get_rank(), dist.get_world_size())
 
 

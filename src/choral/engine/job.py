@@ -5,7 +5,7 @@ without convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80 of th
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -34,7 +34,7 @@ from choral.engine.validation import AUTO, Folds, Validation, chosen, rules_of, 
 from choral.layers.convert import holds
 from choral.plan.early_stopping import EarlyStopping, Measure
 from choral.plan.phases import Fork, Phase, Train
-from choral.plan.walk import Place, Visitor, once, trainings, walk
+from choral.plan.walk import trainings
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 
@@ -198,20 +198,15 @@ _UNSTACKED = "executor='vectorized' cannot train this network"
 _OFF, _ROUNDING = 0.02, 1e-3  # of a gradient, and of the largest one, that rounding may change
 
 
-def _first_train(plan: Phase) -> tuple[Train, int] | None:
+def _first_train(plan: Phase, branches: int = 1) -> tuple[Train, int] | None:
     """Return the first training phase that stands in a fork of more than one branch, and the branches."""
-    found: list[tuple[Train, int]] = []
-
-    def train(phase: Train, place: Place, branches: int) -> int:
-        if branches > 1 and phase.epochs:
-            found.append((phase, branches))
-        return branches
-
-    def together(node: Fork, place: Place, branches: int) -> Iterator[tuple[Place, int]]:
-        yield place, branches * node.branches
-
-    walk(plan, 1, Visitor(train=train, rounds=once, branches=together))
-    return found[0] if found else None
+    match plan:
+        case Train():
+            return (plan, branches) if branches > 1 and plan.epochs else None
+        case Fork():
+            branches *= plan.branches
+    found = (_first_train(phase, branches) for phase in plan.children if plan.runs)
+    return next(filter(None, found), None)
 
 
 def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
@@ -224,10 +219,9 @@ def choose(job: Job, settled: str | None = None) -> tuple[str, int]:
     if wanted == "sequential" or task.structure.own_batches:
         return sequential
     if wanted == "auto":
-        slower = numbers >= STACKED or holds(network, nn.modules.conv._ConvNd)
-        if found is None or widest == 1 or not found[0].optimizer.elementwise:
-            return sequential
-        if devices.is_processor(task.device) and slower:
+        heavy = numbers >= STACKED or holds(network, nn.modules.conv._ConvNd)
+        slower = widest == 1 or (heavy and devices.is_processor(task.device))
+        if slower or found is None or not found[0].optimizer.elementwise:
             return sequential
     try:
         if found is not None and settled is None:
@@ -272,7 +266,8 @@ def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) 
     x, y = next(iter(source.epoch(order.expand(len(keys), -1) if stacked else order, phase.batch_size)))
     with nullcontext() if stacked else explained(partial(stopped, where="on a first batch,", x=x)):
         trainer.step(x, y, Pace(0, 0.0, 0.0))
-    return trainer.gradients()
+    grads = {n: p.grad.detach() for n, p in trainer.trained.items() if p.grad is not None}
+    return {n: (grad[-1] if stacked else grad).clone() for n, grad in grads.items()}
 
 
 def _differing(alone: Params, stacked: Params, task: Task) -> str | None:
@@ -280,12 +275,10 @@ def _differing(alone: Params, stacked: Params, task: Task) -> str | None:
     lost = next((name for name in alone if name not in stacked), None)
     if lost is not None or task.precision != "fp32":  # other gradients are too coarse to tell
         return lost
-    largest = max((float(g.abs().max()) for g in alone.values() if g.numel()), default=0.0)
-    for name, own in alone.items():
-        off = float((own - stacked[name]).abs().max()) if own.numel() else 0.0
-        if off > _OFF * float(own.abs().max() if own.numel() else 0.0) + _ROUNDING * largest:
-            return name
-    return None
+    own = {name: float(grad.abs().max()) for name, grad in alone.items() if grad.numel()}
+    off = {name: float((alone[name] - stacked[name]).abs().max()) for name in own}
+    least = _ROUNDING * max(own.values(), default=0.0)
+    return next((name for name in own if off[name] > _OFF * own[name] + least), None)
 
 
 def choose_threads(job: Job, *, stacked: bool) -> int:

@@ -107,7 +107,9 @@ def _simplify(module: GraphModule) -> None:
     if any(node.target._schema.is_mutable for node in operations):
         return  # another operation may see what was written
     for node in operations:
-        made = _unchanged(node) or _constant(module, node)
+        whole: Any = node.args[0] if node.target in _VIEWS else None
+        is_idle = isinstance(whole, Node) and node.meta["val"].shape == whole.meta["val"].shape
+        made = whole if is_idle else _constant(module, node)
         if made is not None:
             node.replace_all_uses_with(made)
         name = node.target._schema.name.removeprefix("aten::")
@@ -115,12 +117,6 @@ def _simplify(module: GraphModule) -> None:
             node.op, node.target = "call_method", name
     module.graph.eliminate_dead_code()
     module.recompile()
-
-
-def _unchanged(node: Node) -> Node | None:
-    """Return what a view looks at, if in the same shape."""
-    whole = node.args[0] if node.target in _VIEWS else None
-    return whole if isinstance(whole, Node) and node.meta["val"].shape == whole.meta["val"].shape else None
 
 
 def _constant(module: GraphModule, node: Node) -> Node | None:
@@ -156,10 +152,8 @@ _OWN = "mend it and give the same call again; finished parts of a run folder are
 def stopped(error: Exception, where: str, x: Batch, *, stacked: bool = False) -> ChoralError:
     """Return the error for an error in a training step, with its place in training and the batch."""
     advice = _STACKED if stacked else _JOINT if any(word in str(error) for word in _MAPPED) else _OWN
-    return InputError(
-        f"training stopped {where} where the network or the loss gave {type(error).__name__} {first_line(error)!r} for a batch {batches.in_words(x)}; "
-        f"{advice}."
-    )
+    gave = f"{type(error).__name__} {first_line(error)!r} for a batch {batches.in_words(x)}"
+    return InputError(f"training stopped {where} where the network or the loss gave {gave}; {advice}.")
 
 
 class Pace(NamedTuple):
@@ -175,6 +169,7 @@ class _Trainer:
 
     network: nn.Module  # that steps go through; there once states are mounted, as the next
     stepper: Stepper
+    _states: Callable[[], list[State]]  # copies of the networks' states, on the device
     is_stacked = False
 
     def __init__(
@@ -233,9 +228,6 @@ class _Trainer:
             return found
         return [State.from_flat({n: t.cpu() for n, t in s.flat().items()}, s.form) for s in found]
 
-    def _states(self) -> list[State]:
-        raise NotImplementedError
-
     def _apply_mask(self) -> None:
         if self.mask:
             with torch.no_grad():
@@ -292,20 +284,15 @@ class PlainTrainer(_Trainer):
         """Add the gradient of one part of a batch; penalties come with the first."""
         if piece.part is not None:
             if self.lend:
-                raise InputError(
-                    "the network draws by a function of torch whose numbers cannot be counted by row, such as dropout between layers of a "
-                    "recurrent network; train without data_parallel and accumulate."
-                )
+                said = "the network draws by a function of torch whose numbers cannot be counted by row"
+                said = f"{said}, such as dropout between layers of a recurrent network"
+                raise InputError(f"{said}; train without data_parallel and accumulate.")
             loss = loss * piece.share
-        if self.task.objective.penalties and piece.first:
+        if self.task.objective.penalties and (piece.part is None or not piece.part.start):
             params = self.sharing.for_penalty(self.params)
             loss = loss + self.task.objective.penalty(params, self.slots, progress, self.points[0])
         loss.backward()
         self.total += self.sharing.logged(loss.detach())
-
-    def gradients(self) -> Params:
-        """Return those of the network."""
-        return {n: p.grad.detach().clone() for n, p in self.trained.items() if p.grad is not None}
 
     def _states(self) -> list[State]:
         now, (memory,) = state_of(self.network, here=True), self.stepper.memories()
@@ -337,17 +324,14 @@ class StackedTrainer(_Trainer):
         masks = stacked([s.mask for s in states])
         self.mask = [(self.params[n], m.to(self.params[n].dtype)) for n, m in masks.items()]
         self._apply_mask()
-        self.words = draws.words(*keys).view(-1, 2).to(device)
         self.stepper = self._stepper()
         self.stepper.restore([s.memory for s in states])
-        self.own = self._own_settings()
+        points = torch.tensor(self.points, dtype=torch.float32).to(device)
+        self.own = self._own_settings() | {"words": draws.words(*keys).view(-1, 2).to(device), "points": points}
         self.total, self.count = torch.zeros(len(states), device=device), 0
         self._pace = Pace(0, 0.0, 0.0)
-        self._points = torch.tensor(self.points, dtype=torch.float32).to(device)
         self._mapped = vmap(self._loss, randomness="error")
-        slots = {slot: batches.signature(held) for slot, held in self.slots.items()}
-        own = (repr(slots), repr(states[0].form), tuple(self.own))
-        self._signature = (batches.signature(self.trained), batches.signature(self.fixed), *own)
+        self._signature = (repr(states[0].form), *self.slots, *map(batches.signature, self._held))
         self._drew = False
         heavy = holds(self.network, nn.modules.conv._ConvNd, nn.RNNBase)
         changing = any(p.changes for p in self.task.objective.penalties)
@@ -365,31 +349,22 @@ class StackedTrainer(_Trainer):
             found["scale"] = torch.tensor([rate.scale for rate in rates], device=device)
         return found if smoothing[0] is None else found | {"smoothing": torch.tensor(smoothing, device=device)}
 
-    def _loss(  # type: ignore[no-untyped-def]  # mapped by vmap, nested return
-        self,
-        trained: Params,
-        fixed: Params,
-        buffers: Params,
-        slots: Any,
-        words: Tensor,
-        points: Tensor,
-        own: Params,
-        x: Batch,
-        y: Tensor,
-        weights: Tensor | None = None,
-    ):
+    def _loss(
+        self, trained: Params, fixed: Params, buffers: Params, slots: Any, own: Params, *batch: Any
+    ) -> tuple[Tensor, Params]:
+        """Return the loss of one network, with its key and settings in `own`, and its buffers after it."""
         params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
         dropout = draws.Rate(own["threshold"], own["scale"]) if "threshold" in own else None
-        with draws.keyed(words, self._pace.step, catch=self.catch, dropout=dropout) as stream:
+        with draws.keyed(own["words"], self._pace.step, catch=self.catch, dropout=dropout) as stream:
             call = lambda i: call_with(self.network, params | buffers, i, self._ties)  # noqa: E731  # closes over this call's parameters
-            total = self.task.forward_loss(call, x, y, weights, by_member=True, smoothing=own.get("smoothing"))
+            total = self.task.forward_loss(call, *batch, by_member=True, smoothing=own.get("smoothing"))
             loss = self.sharing.likelihood(total)
         self._caught = stream.caught > 0
         self._drew = stream.site > 0
         if self.task.objective.penalties:
             penalty = self.task.objective.penalty(self.sharing.for_penalty(params), slots, self._pace.progress, 1)
-            loss = loss + penalty / points
+            loss = loss + penalty / own["points"]
         return loss, buffers
 
     def step(self, x: Batch, y: Tensor, pace: Pace, weights: Tensor | None = None, part: Part | None = None) -> None:
@@ -404,8 +379,7 @@ class StackedTrainer(_Trainer):
             for p, g in zip(self.trained.values(), grads):
                 p.grad = g
         else:
-            held = (self.trained, self.fixed, self.buffers, self.slots, self.words, self._points, self.own)
-            losses, buffers = self._mapped(*held, x, y, *own)
+            losses, buffers = self._mapped(self.trained, self.fixed, self.buffers, self.slots, self.own, x, y, *own)
             self.catch = self._caught
             self._drop_gradients()
             losses.sum().backward()
@@ -420,7 +394,7 @@ class StackedTrainer(_Trainer):
     def _inputs(self, x: Batch, y: Tensor, own: Sequence[Tensor]) -> list[Tensor]:
         """Return all that a recorded step reads."""
         held = [t for tensors in self._held for t in tensors.values()]
-        return [*held, self.words, self._points, *own, y, *batches.leaves(x)]
+        return [*held, *own, y, *batches.leaves(x)]
 
     def _recorded(self, x: Batch, y: Tensor, own: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
         """Return the recorded step for these shapes; None where steps must be mapped, by the network and the phase alone, so that resumed runs agree."""
@@ -434,9 +408,8 @@ class StackedTrainer(_Trainer):
                 given = iter(tensors)
                 params, fixed, *slots, settings = ({n: next(given) for n in names} for names in self._held)
                 step = vmap(grad_and_value(self._loss, has_aux=True), randomness="error")
-                words, counts, *rest = given
-                weights, (targets, *parts) = rest[: len(own)], rest[len(own) :]
-                held: Any = words, counts, settings, batches.filled(x, parts), targets, *weights
+                weights, targets = [next(given) for _ in own], next(given)
+                held: Any = settings, batches.filled(x, given), targets, *weights
                 grads, (losses, _) = step(params, fixed, {}, dict(zip(self.slots, slots)), *held)
                 return [*(grads[n].contiguous() for n in params), losses]
 
@@ -447,10 +420,6 @@ class StackedTrainer(_Trainer):
                 graphs.pop(shapes, None)
             self._recordable = shapes in graphs
         return graphs.get(shapes)
-
-    def gradients(self) -> Params:
-        """Return those of the last network."""
-        return {n: p.grad[-1].detach().clone() for n, p in self.trained.items() if p.grad is not None}
 
     def _states(self) -> list[State]:
         count, memory = len(self.held), self.stepper.memories()
