@@ -35,10 +35,6 @@ class Watch:
     count: int = 0  # how often it is chosen in the present choice
     gained: int = 0  # epochs after which the choice was last made better
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all but the states."""
-        return {n: getattr(self, n) for n in ("best", "best_epoch", "stopped", "mounted", "count", "gained")}
-
 
 @dataclass
 class Branch:
@@ -93,7 +89,7 @@ def pack_branches(branches: Sequence[Branch], **about: Any) -> list[Part]:
         "forms": [None if s is None else s.form for s in states],
         "empty": [s is None for s in states],
         "new": [branch.is_new for branch in branches],
-        "watches": [branch.watch.to_dict() for branch in branches],
+        "watches": [{n: v for n, v in vars(b.watch).items() if n not in ("state", "held")} for b in branches],
         "about": about,
     }
     return pack_parts(tensors, header)
@@ -106,10 +102,8 @@ def unpack_branches(data: bytes, name: str) -> tuple[list[Branch], dict[str, Any
     for full, tensor in tensors.items():
         branch, rest = full.split("/", 1)
         parts[int(branch)][rest] = tensor
-    states = [
-        None if empty else State.from_flat(part, form)
-        for part, form, empty in zip(parts, header["forms"], header["empty"])
-    ]
+    forms = zip(header["forms"], header["empty"])
+    states = [None if empty else State.from_flat(part, form) for part, (form, empty) in zip(parts, forms)]
     places = [Place.from_list(place) for place in header["places"]]
     best, held = states[len(places) : 2 * len(places)], states[2 * len(places) :]
     watches = [Watch(**about, state=a, held=b) for about, a, b in zip(header["watches"], best, held)]
@@ -229,9 +223,8 @@ class MemberStore:
         tensors, header = unpack_tensors(data, str(path))
         if header.get("number") != number or (self.run is not None and header.get("run") != self.run):
             said = f"{path} holds member {header.get('number')} of run {header.get('run')}, not member {number} of {self.run}"
-            raise RunError(
-                f"{said}: extended or overwritten since; load it again, choral.load('{self.folder.parent}')."
-            )
+            said = f"{said}: extended or overwritten since"
+            raise RunError(f"{said}; load it again, choral.load('{self.folder.parent}').")
         return state_from(tensors, header.get("form"), str(path))
 
     def hold(self, states: dict[int, State]) -> None:
@@ -261,10 +254,9 @@ class MemberStore:
     def lost(self, count: int) -> dict[int, str]:
         """Return the numbers below `count` that are missing or cannot be read, each with the reason."""
         found = dict.fromkeys(self.missing(count), "missing")
-        for number in range(count) if self.folder is not None else ():
+        for number in set(range(count)) - found.keys():
             try:
-                if number not in found:
-                    self.get(number)
+                self.get(number)
             except RunError as error:
                 found[number] = str(error)
         return dict(sorted(found.items()))

@@ -28,7 +28,7 @@ from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, sharing_o
 from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
-from choral.plan.phases import Context, Every, Phase, Train, Variant
+from choral.plan.phases import Context, Phase, Train, Variant
 from choral.plan.state import Role, State
 from choral.plan.walk import Place
 from choral.structures.base import Structure
@@ -193,12 +193,9 @@ class BranchContext(Context):
                 loss = self._task.forward_loss(network, moved(x, device), y.to(device), own)
             sharing.likelihood(loss).backward()
         sharing.weigh(dict(network.named_parameters()))
-        grads = {
-            n: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad.detach().cpu().contiguous().clone()
-            for n, p in network.named_parameters()
-        }
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in network.named_parameters()}
         network.zero_grad(set_to_none=True)
-        return grads
+        return {n: grad.detach().cpu().contiguous() for n, grad in grads.items()}
 
 
 _SIZES = 5  # of a stack whose networks stop one by one, while they wait for a better score: each is recorded anew
@@ -228,12 +225,9 @@ class Group:
         """Load the states of the branches."""
         self.trainer.mount([branch.reached for branch in self.branches], self.keys)
 
-    def take_out(self) -> None:
-        """Store states in the branches that continue."""
-        self._set(self.trainer.states())
-
-    def _set(self, states: Sequence[State]) -> None:
-        for branch, state in zip(self.branches, states):
+    def take_out(self, states: Sequence[State] | None = None) -> None:
+        """Store states, the trainer's if none are given, in the branches that continue."""
+        for branch, state in zip(self.branches, self.trainer.states() if states is None else states):
             branch.state = state if branch.goes_on else branch.state
 
     def train(self, epoch: int) -> None:
@@ -272,23 +266,21 @@ class Group:
         return [(rng.key(k, "member", m), n, s) for k, n, s in branches for m in range(structure.members)]
 
     def _apply(self, unit: str, finished: int, total: int) -> None:
-        """Apply the rules that are due after this many steps or epochs."""
+        """Apply the rules that are due after this many steps or epochs; those that compute on any device get states on the device."""
+        ledger, trainer = self.run.ledger, self.trainer
         for number, rule in enumerate(self.phase.every):
-            if rule.unit == unit and rule.due(finished, total):
-                self._apply_rule(rule, self.suffix.then("every", number).then("after", finished))
-
-    def _apply_rule(self, rule: Every, suffix: Place) -> None:
-        """Apply a rule to all branches; rules that compute on any device get states on the device."""
-        ledger, changed = self.run.ledger, list[State]()
-        for branch, state in zip(self.branches, self.trainer.states(here=rule.phase.anywhere)):
-            if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
-                with own_draws(rule.phase):
-                    state = rule.phase.apply(state, self.run.context(branch.place + suffix, branch.variant, state))
-            changed.append(state)
-        self._set(changed)  # operations are counted by their masks
-        total, count = self.trainer.total, self.trainer.count
-        self.trainer.mount(changed, self.keys)
-        self.trainer.total, self.trainer.count = total, count
+            if rule.unit != unit or not rule.due(finished, total):
+                continue
+            suffix, changed = self.suffix.then("every", number).then("after", finished), list[State]()
+            for branch, state in zip(self.branches, trainer.states(here=rule.phase.anywhere)):
+                if branch.goes_on and not ledger.is_lost(branch) and ledger.is_sound(branch, state, suffix):
+                    with own_draws(rule.phase):
+                        state = rule.phase.apply(state, self.run.context(branch.place + suffix, branch.variant, state))
+                changed.append(state)
+            self.take_out(changed)  # operations are counted by their masks
+            losses, count = trainer.total, trainer.count
+            trainer.mount(changed, self.keys)
+            trainer.total, trainer.count = losses, count
 
 
 # of a stack that may be left before it is made smaller: each size of stack costs a new recording of its steps
@@ -301,6 +293,7 @@ class Epochs:
     def __init__(self, run: "Run", phase: Train, branches: Sequence[Branch], suffix: Place, *, apart: bool):
         self.run, self.phase, self.branches, self.suffix = run, phase, list(branches), suffix
         self.apart, self.groups = apart, list[Group]()
+        self._selects = phase.select is not None and run.validation is not None
         self._unmeasured = set[Place]()  # whose measure was NaN
         self._first = dict[Place, State]()  # what networks that are chosen among began the phase with
 
@@ -350,10 +343,6 @@ class Epochs:
                 branch.state = branch.watch.state or branch.state
         for branch in self.branches:
             branch.watch = Watch()
-
-    @property
-    def _selects(self) -> bool:
-        return self.phase.select is not None and self.run.validation is not None
 
     def _mount(self, branches: Sequence[Branch]) -> None:
         parts = [[branch] for branch in branches] if self.apart else [branches]

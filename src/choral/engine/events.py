@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from choral.engine.blueprint import Blueprint
 from choral.engine.checkpoint import Branch
 from choral.engine.files import open_kept
@@ -114,17 +111,13 @@ def events_in(data: bytes) -> Iterator[dict[str, Any]]:
 def unfinite(state: State, blueprint: Blueprint) -> str:
     """Return which weight or buffer holds NaN or infinity, in a few words; infinities that a new network holds too do not count."""
     held = state.params | state.buffers
-    odd = [name for name, tensor in held.items() if not _is_finite(tensor)]
+    odd = [name for name, tensor in held.items() if not tensor.isfinite().all()]
     new = blueprint.fresh(0, "finite").buffers if any(name in state.buffers for name in odd) else {}
     for name in odd:
-        if name not in new or _is_finite(new[name]):
+        if name not in new or new[name].isfinite().all():
             what = "NaN" if bool(held[name].isnan().any()) else "infinity"
             return f"{'the buffer ' if name in state.buffers else ''}{name} holds {what}"
     return ""
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 _COUNTED: dict[str, float] = {"epochs": 0, "steps": 0, "points": 0, "train_flops": 0, "train_seconds": 0.0}

@@ -88,9 +88,7 @@ def check_ours(folder: Path, *, overwrite: bool = False) -> None:
 def belongs_to(folder: Path, path: Path) -> bool:
     """Return whether a path is a file of the run in the folder, or may become one."""
     inside, root = path.resolve(), folder.resolve()
-    if root not in inside.parents:
-        return False
-    return inside.relative_to(root).parts[0] in (*RUN_FILES, *_BESIDE)
+    return root in inside.parents and inside.relative_to(root).parts[0] in (*RUN_FILES, *_BESIDE)
 
 
 def clear(folder: Path) -> None:
@@ -200,10 +198,8 @@ def check_same(where: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raise RunError with all differences if the run at a place is another one."""
     lines = differences(old, new)
     if lines:
-        raise RunError(
-            f"{where} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or use {_ANEW} to start again in this one, or "
-            "on_existing='extend' (--extend) to add members."
-        )
+        said = f"{where} holds another run: {'; '.join(lines[:4])}. Repeat the old call, or use {_ANEW} to start again in this one"
+        raise RunError(f"{said}, or on_existing='extend' (--extend) to add members.")
 
 
 def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -217,9 +213,8 @@ def _check_longer(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
     if not why and "stop" in new and (selects or (new["stop"] or {}).get("by") == "ensemble"):
         why = ["held-out points stopped or chose its members together, so that in a longer run they would be others"]
     if why:
-        raise RunError(
-            f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}. Only members of a fork and rounds of a repeat can be added; use {_ANEW}."
-        )
+        said = f"{folder} cannot be extended: {'; '.join(dict.fromkeys(why[:4]))}"
+        raise RunError(f"{said}. Only members of a fork and rounds of a repeat can be added; use {_ANEW}.")
 
 
 def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> dict[str, Any]:
@@ -248,6 +243,5 @@ def _extended(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) ->
 def _command() -> str:
     """Return the command line of this process, its program without the folder."""
     program = Path(sys.argv[0] if sys.argv else "")
-    return shlex.join(
-        [program.parent.name if program.name == "__main__.py" else program.name or "python", *sys.argv[1:]]
-    )
+    name = program.parent.name if program.name == "__main__.py" else program.name or "python"
+    return shlex.join([name, *sys.argv[1:]])

@@ -56,11 +56,11 @@ class Leaf:
 
 @dataclass
 class _Stack:
-    """A stack during the plan; `open` is its leaf, None right after a fork."""
+    """A stack during the plan; `open` is its leaf, None right after a fork; `latest` is the path of the one before."""
 
     branches: tuple[Place, ...]
     origins: tuple[Place, ...]
-    latest: Leaf | None = None
+    latest: str | None = None
     open: Leaf | None = None
     parts: int = 0
 
@@ -82,8 +82,7 @@ def cut(plan: Phase, width: int) -> list[Leaf]:
 
     def act(phase: Phase, suffix: Place, stack: _Stack) -> _Stack:
         if stack.open is None:
-            after = None if stack.latest is None else stack.latest.path
-            stack.open = Leaf(stack.name, stack.branches, stack.origins, after)
+            stack.open = Leaf(stack.name, stack.branches, stack.origins, stack.latest)
             stack.parts += 1
             leaves.append(stack.open)
         stack.open.steps.append((phase, suffix))
@@ -94,7 +93,7 @@ def cut(plan: Phase, width: int) -> list[Leaf]:
     def branches(node: Fork, suffix: Place, parents: _Stack) -> Iterator[tuple[Place, _Stack]]:
         if parents.open is not None:
             parents.open.is_parent = True
-            parents.latest, parents.open = parents.open, None
+            parents.latest, parents.open = parents.open.path, None
             parents.origins = parents.branches  # from here on, branches and what is behind the fork begin from them
         whole = [(place, i) for place in parents.branches for i in range(node.branches)]
         origin = dict(zip(parents.branches, parents.origins))
@@ -132,7 +131,7 @@ class Run:
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
         self._is_winding_up = False  # the checkpoint from which a call with more time continues is there, and stays
         self.member_of = collected(self.plan)
-        self._visitor = Visitor(start=self._start, change=self._change, train=self._train, collect=self._collect)
+        self._visitor = Visitor(start=self._apply, change=self._apply, train=self._train, collect=self._collect)
 
     def context(self, place: Place, variant: Variant, state: State | None = None) -> BranchContext:
         """Return the context of an operator at this place, without rows held out of the state."""
@@ -220,11 +219,11 @@ class Run:
             variant = node.variant(begun_at.branch, generator).within(variant)
         return Branch(place, origin.state, origin.is_new, variant=variant)
 
-    def _begin(self, stack: Stack) -> tuple[list[Branch], int] | None:
-        """Return the branches of the next phase and its epochs done, or None to skip it."""
+    def _begin(self, stack: Stack) -> tuple[list[Branch], int]:
+        """Return the branches of the next phase, none to skip it, and its epochs done."""
         self.position += 1
         if self.position - 1 < self.skip_to or not self._is_wanted(stack):
-            return None
+            return [], 0
         done = 0
         if self.snapshot is not None:
             self._restore(stack)
@@ -237,8 +236,7 @@ class Run:
 
     def _sound(self, stack: Stack, suffix: Place) -> list[Branch]:
         """Come to the next phase, of no epochs: return the branches with finite states."""
-        found = self._begin(stack)
-        branches = [] if found is None else found[0]
+        branches, _ = self._begin(stack)
         return [b for b in branches if b.state is None or self.ledger.is_sound(b, b.state, suffix)]
 
     def _end(self, stack: Stack) -> Stack:
@@ -246,29 +244,21 @@ class Run:
             self._save(stack, self.position, 0)
         return stack
 
-    def _start(self, phase: Starter, suffix: Place, stack: Stack) -> Stack:
+    def _apply(self, phase: Starter | Operator, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
-            with own_draws(phase):
-                context = self.context(branch.place + suffix, branch.variant, branch.state)
-                branch.state, branch.is_new = phase.begin(context), False
-            self._note(phase, branch, suffix)
-        return self._end(stack)
-
-    def _change(self, phase: Operator, suffix: Place, stack: Stack) -> Stack:
-        for branch in self._sound(stack, suffix):
-            if self.is_late and not set(phase.needs) <= branch.reached.slots.keys():
-                said = f"the time limit was reached before {type(phase).__name__} had what it needs"
+            place, name = branch.place + suffix, type(phase).__name__
+            missing = () if isinstance(phase, Starter) else set(phase.needs) - branch.reached.slots.keys()
+            if missing and self.is_late:
+                said = f"the time limit was reached before {name} had what it needs"
                 raise RunError(f"{said}; give a larger time_limit.")
             with own_draws(phase):
-                context = self.context(branch.place + suffix, branch.variant, branch.state)
-                branch.state = phase.apply(branch.reached, context)
-            self._note(phase, branch, suffix)
+                context = self.context(place, branch.variant, branch.state)
+                state = phase.begin(context) if isinstance(phase, Starter) else phase.apply(branch.reached, context)
+            branch.state, branch.is_new = state, branch.is_new and phase.visit != "start"
+            mask = state.mask.values()
+            density = {"density": sum(int(m.sum()) for m in mask) / sum(m.numel() for m in mask)} if mask else {}
+            self.log.event(kind="operator", name=name, place=str(place), **density)
         return self._end(stack)
-
-    def _note(self, phase: Phase, branch: Branch, suffix: Place) -> None:
-        mask = branch.reached.mask.values()
-        density = {"density": sum(int(m.sum()) for m in mask) / sum(m.numel() for m in mask)} if mask else {}
-        self.log.event(kind="operator", name=type(phase).__name__, place=str(branch.place + suffix), **density)
 
     def _collect(self, phase: Collect, suffix: Place, stack: Stack) -> Stack:
         for branch in self._sound(stack, suffix):
@@ -293,12 +283,8 @@ class Run:
 
     def _train(self, phase: Train, suffix: Place, stack: Stack) -> Stack:
         """Train the branches; those of equal shapes go together, and their epochs are counted one after the other."""
-        found = self._begin(stack)
-        if found is None:
-            return stack
-        position = self.position - 1
-        branches, begin = found
-        stacks = alike(phase, branches)
+        branches, begin = self._begin(stack)
+        position, stacks = self.position - 1, alike(phase, branches)
         if phase.select is not None and self.job.selects and len(stacks) > 1:
             raise RunError("Train chooses among its branches; give them equal shapes and an optimizer of choral.plan.")
         for number, some in enumerate(stacks):
@@ -426,14 +412,13 @@ def _found(run: Run, folder: Path | None, plan: dict[str, Any]) -> tuple[bool, d
         for name in MADE_AGAIN:
             (folder / name).unlink(missing_ok=True)
         costs = {}
-    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
-    if "kept" in costs:  # members that a time limit left out are not lost
+    elif "kept" in costs:  # members that a time limit left out are not lost
         gone = [number for number in costs["kept"] if number in lost]
         if gone:
-            raise RunError(
-                f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]}); continue with a larger time_limit or none."
-            )
+            said = f"{folder} was ended by its time limit and member {gone[0]} is lost ({lost[gone[0]]})"
+            raise RunError(f"{said}; continue with a larger time_limit or none.")
         lost = {}
+    finished = (folder / "results.json").exists()  # whole or not: what it says can be made again
     begun, now = plan["environment"], environment(torch.get_num_threads()) | run.task.parts.environment
     if lost and begun != now:
         said = f"{folder} was begun with {begun} and continues with {now}"
