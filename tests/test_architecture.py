@@ -69,7 +69,7 @@ BUDGETS = {
     "recipes": 2337,
     "data": 1741,
     "tables": 2463,
-    "engine": 5180,
+    "engine": 5049,
     "cluster": 928,
     "deploy": 1335,  # 632 are the server
     "ensemble": 1302,

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -14,7 +13,6 @@ from torch.nn.parameter import is_lazy as is_unsettled
 
 from choral import models
 from choral.base import batches, draws, rng
-from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.errors import InputError
 from choral.base.interface import Interface, evaluating, is_lazy
@@ -55,12 +53,6 @@ def uncompiled(network: nn.Module) -> nn.Module:
     """Return the original of a compiled network: conversions change what would have been compiled."""
     inner = network._modules.get("_orig_mod") if type(network).__name__ == "OptimizedModule" else None
     return network if inner is None else inner
-
-
-def called_once(network: nn.Module, interface: Interface, batch: Batch) -> Any:
-    """Return all that a network without hooks returns for a batch, in evaluation mode and without gradients."""
-    with evaluating(network), torch.no_grad():
-        return interface.called(network, batch)
 
 
 def floats_of(network: nn.Module) -> torch.dtype:
@@ -147,7 +139,8 @@ class Blueprint:
         if is_lazy(network):
             if self.interface.reads is None:
                 raise InputError("the network has lazy layers, whose sizes its first input decides; give data too.")
-            called_once(network, self.interface, batches.made_up(self.interface.reads, 2))
+            with evaluating(network), torch.no_grad():
+                self.interface.called(network, batches.made_up(self.interface.reads, 2))
         return network
 
     def spec(self) -> dict[str, Any] | list[dict[str, Any]] | None:
@@ -222,18 +215,17 @@ class Blueprint:
         """Return the shared joint network of a form; its values are whatever was last put in."""
         name = repr(form) if form else "null"
         if name not in self._skeletons:
-            if "null" not in self._skeletons:
-                if self._built is None:
-                    whole = self.joint(0, "skeleton")
-                else:
-                    whole = self._converted(self._read(copy.deepcopy(self._built)), 0, "skeleton", kept=False)
-                self._skeletons["null"] = self._settle(whole)
             if form and "network" in form:
                 self._skeletons[name] = self._other(form["network"])
             elif form:
                 from choral.compaction import shrink
 
-                self._skeletons[name] = self._settle(shrink(self._skeletons["null"], form))
+                self._skeletons[name] = self._settle(shrink(self.network(), form))
+            elif self._built is None:
+                self._skeletons[name] = self._settle(self.joint(0, "skeleton"))
+            else:
+                whole = self._converted(self._read(copy.deepcopy(self._built)), 0, "skeleton", kept=False)
+                self._skeletons[name] = self._settle(whole)
         return self._skeletons[name]
 
     def _other(self, number: int) -> nn.Module:
@@ -277,7 +269,11 @@ def state_of(network: nn.Module, *, here: bool = False) -> State:
 
 def redraw(network: nn.Module) -> None:
     """Draw every parameter anew, in place: by reset methods, or by shuffling the given values; frozen parameters keep theirs."""
-    kept = {t: t.detach().clone() for t in _frozen_tensors(network)}
+    frozen: list[Tensor] = [p for p in network.parameters() if not p.requires_grad]
+    for module in network.modules():  # statistics of a frozen layer are frozen too
+        own = list(module.parameters(recurse=False))
+        frozen += module.buffers(recurse=False) if own and not any(p.requires_grad for p in own) else ()
+    kept = {t: t.detach().clone() for t in frozen}
     covered: set[int] = set()
     for module in network.modules():
         reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
@@ -294,23 +290,13 @@ def redraw(network: nn.Module) -> None:
 
 def _is_of_other_size(given: Tensor, new: Tensor) -> bool:
     """Return whether the spread of two tensors differs by more than chance explains, or one is constant and they differ."""
-    if given.shape != new.shape:
+    if given.shape != new.shape or (given.is_floating_point() and given.numel() < 2):
         return False
     if not given.is_floating_point():
         return not torch.equal(given, new)
-    if given.numel() < 2:
-        return False
-    one, other = (float(t.double().square().mean().sqrt()) for t in (given, new))
     if float(new.double().std()) == 0:
         return not torch.allclose(given, new)
     if given.numel() < _TELLING:  # the spread of a few drawn numbers says nothing
         return False
+    one, other = (float(t.double().square().mean().sqrt()) for t in (given, new))
     return abs(one / other - 1) > 0.02 + 6 / math.sqrt(given.numel())
-
-
-def _frozen_tensors(network: nn.Module) -> Iterator[Tensor]:
-    for module in network.modules():
-        own = list(module.parameters(recurse=False))
-        yield from (p for p in own if not p.requires_grad)
-        if own and not any(p.requires_grad for p in own):
-            yield from module.buffers(recurse=False)

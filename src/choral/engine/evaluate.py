@@ -325,7 +325,10 @@ class Evaluation:
         x = batches.moved(x, self._task.device)
         found: dict[int, Tensor] = {}
         for evaluator in evaluators:
-            with using(threads or self._settle_threads(evaluator, x, batch_size)):
+            rows = min(batches.rows(x), batch_size, evaluator.rows)
+            mapped = isinstance(evaluator, StackedEvaluator) and rows <= evaluator.most
+            together = len(evaluator.numbers) if mapped else 1
+            with using(threads or threads_for(evaluator.operations, rows, self._task.device, together=together)):
                 made = evaluator.outputs(x, batch_size)
             if len(evaluators) == 1:
                 return made.flatten(0, 1)
@@ -336,25 +339,17 @@ class Evaluation:
         """Return `outputs` for a single call, up to rounding: nothing is cached or stacked for later ones."""
         return Evaluation(self._task, self._store, self._count, plain=True).outputs(x, batch_size=batch_size)
 
-    def _settle_threads(self, evaluator: Evaluator, x: Batch, size: int) -> int:
-        rows = min(batches.rows(x), size, evaluator.rows)
-        mapped = isinstance(evaluator, StackedEvaluator) and rows <= evaluator.most
-        together = len(evaluator.numbers) if mapped else 1
-        return threads_for(evaluator.operations, rows, self._task.device, together=together)
-
     def evaluators(self, x: Batch) -> list[Evaluator]:
         """Return the evaluators; the first input that the networks can read decides what they are."""
-        if self._settled is None:
-            with self._settling:
-                if self._settled is None:
-                    stacks, numbers = self._stacks()
-                    # networks may write into it
-                    few = copied(batches.moved(batches.part(x, slice(2)), self._task.device))
-                    made = [PlainEvaluator(self._task, self._store, s, keep=numbers <= KEPT) for s in stacks]
-                    for plain in made:
-                        plain.look(few)
-                    self._settled = [plain if self._plain else suited(plain, few) for plain in made]
-        return self._settled
+        with self._settling:
+            if self._settled is None:
+                stacks, numbers = self._stacks()
+                few = copied(batches.moved(batches.part(x, slice(2)), self._task.device))  # networks may write into it
+                made = [PlainEvaluator(self._task, self._store, s, keep=numbers <= KEPT) for s in stacks]
+                for plain in made:
+                    plain.look(few)
+                self._settled = [plain if self._plain else suited(plain, few) for plain in made]
+            return self._settled
 
     def _stacks(self) -> tuple[list[list[int]], int]:
         """Return the networks of equal shapes, and how many numbers all networks hold."""

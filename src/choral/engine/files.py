@@ -123,16 +123,13 @@ def write_json(path: Path, content: Any, *, within: Path | None = None) -> str:
 def read_json(path: Path, *, advice: str = "copy or make it again") -> dict[str, Any] | None:
     """Return the dict in a JSON file, without its seal; None if there is no file, RunError with advice if it is damaged."""
     try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size <= _LONGEST else b""
+        if (size := path.stat().st_size) > _LONGEST:
+            raise RunError(f"{path} holds {size} bytes of JSON; at most {_LONGEST} are read; {advice}.")
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}); {advice}.") from error
-    if size > _LONGEST:
-        raise RunError(f"{path} holds {size} bytes of JSON; at most {_LONGEST} are read; {advice}.")
-    try:
-        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not whole JSON ({str(error)[:200]}); {advice}.") from error
     if not isinstance(content, dict):
@@ -180,9 +177,7 @@ def _sealed(data: bytes, start: int) -> str:
 
 def is_pickle(data: bytes) -> bool:
     """Return whether a file begins as a pickle or a zip of pickles; safetensors begin with 8 bytes of a length, then a brace."""
-    if data[8:9] == b"{":
-        return False
-    return data.startswith(b"PK\x03\x04") or (data[:1] == b"\x80" and data[1:2] in (b"\2", b"\3", b"\4", b"\5"))
+    return data[8:9] != b"{" and re.match(rb"PK\x03\x04|\x80[\x02-\x05]", data) is not None
 
 
 def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

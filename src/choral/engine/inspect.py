@@ -34,7 +34,7 @@ from choral.base.types import Build
 from choral.base.values import Function, attributes
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
-from choral.engine.blueprint import Blueprint, bare, called_once, floats_of
+from choral.engine.blueprint import Blueprint, bare, floats_of
 from choral.engine.compute import Counting, operations
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.convert import ends_of, holds
@@ -118,10 +118,9 @@ def inspect_plain(
     names = {id(p): name for name, p in network.named_parameters()}
     used = parameters_of(outputs)
     if any(isinstance(p, nn.Parameter) and id(p) not in names for p in used):
-        raise InputError(
-            "build: forward uses layers that are kept in a list, a dict or another object, where torch does not see them, so they would not be "
-            "trained, copied or saved; keep them in an nn.ModuleList or nn.ModuleDict."
-        )
+        said = "build: forward uses layers that are kept in a list, a dict or another object, where torch does not see them"
+        said = f"{said}, so they would not be trained, copied or saved"
+        raise InputError(f"{said}; keep them in an nn.ModuleList or nn.ModuleDict.")
     made = tuple(calls.of(outputs)) if outputs.requires_grad else ()
     shape = tuple(interface.picked(found).shape[1:])
     needed = frozenset(names[id(p)] for p in used if id(p) in names)
@@ -143,7 +142,8 @@ def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interfa
             given = batches.mapped(batches.in_order if way.avoids else torch.clone, batches.mapped(torch.clone, batch))
             try:
                 if is_lazy(network):
-                    called_once(network, way, batches.mapped(torch.clone, given))
+                    with evaluating(network), torch.no_grad():
+                        way.called(network, batches.mapped(torch.clone, given))
                 if images and not way.avoids:
                     channels_last(network)
                 elif images:
@@ -183,10 +183,9 @@ def _refuse_modules(network: nn.Module, structure: Structure) -> None:
 
 
 def _refuse_remembered(what: str) -> NoReturn:
-    raise InputError(
-        f"build: {what} was replaced by a function, or calls one, that remembers the network it was made for, so that a copy, as members are, "
-        "does not compute with its own parameters; write it as a method of the module's class."
-    )
+    said = f"build: {what} was replaced by a function, or calls one, that remembers the network it was made for"
+    why = "so that a copy, as members are, does not compute with its own parameters"
+    raise InputError(f"{said}, {why}; write it as a method of the module's class.")
 
 
 def _with_ends(network: nn.Module, interface: Interface, calls: Sequence[Called]) -> Interface:
@@ -239,12 +238,9 @@ def inspect_training(
         if rows:
             named = {id(p) for name, p in trial.network.named_parameters() if name in trial.trained}
             if named.isdisjoint(map(id, parameters_of(value))):
-                said = (
-                    "the loss depends on no parameter, or no parameter of the network is to be trained (all are frozen)"
-                )
-                raise InputError(
-                    f"{said}; leave out detach, item, numpy and no_grad in forward and loss, or free a layer."
-                )
+                advice = "leave out detach, item, numpy and no_grad in forward and loss, or free a layer"
+                said = "the loss depends on no parameter, or no parameter of the network is to be trained"
+                raise InputError(f"{said} (all are frozen); {advice}.")
             with rng.seeded(0, "backward") as again:
                 value.sum().backward()
             if again:
@@ -266,10 +262,9 @@ def inspect_training(
         for name in sorted(drawn)
     ]
     if link and plain.ending == link:
-        doubts.append(
-            f"the network ends with {link.lower()}, and its outputs are read as logits, which go through {link.lower()} once more; leave "
-            f"the last {link.lower()} out."
-        )
+        name = link.lower()
+        said = f"the network ends with {name}, and its outputs are read as logits, which go through {name} once more"
+        doubts.append(f"{said}; leave the last {name} out.")
     if attribute:
         doubts.append(f"{attribute}; checkpoints do not keep it, so resumed runs may differ: make it a buffer.")
     return Findings(plain.calls, of_row, remembers, tuple(doubts), trial.lends)
@@ -313,10 +308,9 @@ class _Trial:
 
 
 def _refuse_recomputation(*_: Any) -> NoReturn:
-    raise InputError(
-        "the network computes parts of itself again in the backward pass (torch.utils.checkpoint), where draws and weights of members are others; "
-        "build it without activation checkpointing (for transformers: gradient_checkpointing_disable()), and give a smaller batch_size."
-    )
+    said = "the network computes parts of itself again in the backward pass (torch.utils.checkpoint), where draws and weights of members are others"
+    advice = "build it without activation checkpointing (for transformers: gradient_checkpointing_disable())"
+    raise InputError(f"{said}; {advice}, and give a smaller batch_size.")
 
 
 def _refuse_past(trial: _Trial, plain: Plain) -> None:
@@ -325,23 +319,21 @@ def _refuse_past(trial: _Trial, plain: Plain) -> None:
     leaves = parameters_of(trial.outputs)
     strange = any(isinstance(p, nn.Parameter) and id(p) not in own for p in leaves)
     used = {own[id(p)] for p in leaves if id(p) in own}
-    within = "network." if _is_ours(trial.network) else ""
+    within, kind = "network." if _is_ours(trial.network) else "", type(trial.structure).__name__
     running = [name for name in trial.layers if name in trial.running.called]
     for name in trial.layers:
         short = name.removeprefix(within)
         idle = name not in running and not any(name.startswith(f"{other}.") for other in running)
         elsewhere = used if not strange else used | {within + p for p in plain.needed}
         if name in trial.past or (idle and any(p.startswith(f"{name}.") for p in elsewhere)):
-            raise ConversionError(
-                f"layer {short!r} is converted for {type(trial.structure).__name__}, but the network reads its weights past its call (by "
-                f"torch.nn.functional, say); let forward use self.{short}(...) alone, or use another method."
-            )
+            said = f"layer {short!r} is converted for {kind}, but the network reads its weights past its call"
+            advice = f"let forward use self.{short}(...) alone, or use another method"
+            raise ConversionError(f"{said} (by torch.nn.functional, say); {advice}.")
     stale = [n.removeprefix(within) for n in trial.trained - used if n.removeprefix(within) in plain.needed]
     if strange and stale and trial.layers:
-        raise ConversionError(
-            f"parameter {min(stale)!r} is converted for {type(trial.structure).__name__}, but forward reads it from a list, dict or other "
-            "object; let forward read it from the module that it is registered in."
-        )
+        held = "a list, dict or other object"
+        said = f"parameter {min(stale)!r} is converted for {kind}, but forward reads it from {held}"
+        raise ConversionError(f"{said}; let forward read it from the module that it is registered in.")
     if strange:
         _refuse_remembered("its forward")
 
@@ -354,11 +346,9 @@ def _why_not_trained(trial: _Trial, error: Exception, rows: int) -> ChoralError:
         return why_not_run(trial.joint, error)
     if rows != 1 and trial.outputs is None and trial.structure.converts:
         return _why_not_converted(trial.structure, trial.running, error)
-    advice = (
-        "normalization over a batch needs two rows in each"
-        if rows == 1
-        else "give data and a loss that fit its outputs"
-    )
+    advice = "give data and a loss that fit its outputs"
+    if rows == 1:
+        advice = "normalization over a batch needs two rows in each"
     return InputError(f"the network cannot be trained on a batch of {rows} row(s): '{first_line(error)}'; {advice}.")
 
 
@@ -407,18 +397,16 @@ def check_alone(network: nn.Module, structure: Structure, x: Batch) -> None:
         alone = structure.member(network, last).eval()(x)
     near = torch.finfo(alone.dtype).eps ** 0.5 * float(alone.abs().nan_to_num(0, 0, 0).amax())
     if not torch.allclose(alone, outputs[last], rtol=0, atol=near, equal_nan=True):
-        raise ConversionError(
-            f"member {last} of {type(structure).__name__} alone is another network than within the joint one, since forward moves the first two axes "
-            "of its input before the first layer; use a method whose members are networks of their own."
-        )
+        said = f"member {last} of {type(structure).__name__} alone is another network than within the joint one"
+        said = f"{said}, since forward moves the first two axes of its input before the first layer"
+        raise ConversionError(f"{said}; use a method whose members are networks of their own.")
 
 
 def left_plain(network: nn.Module, structure: Structure) -> list[str]:
     """Return the layers, with their kinds, that a structure for all layers did not convert."""
     within = "network." if _is_ours(network) else ""
-    ours = tuple(
-        f"{name}." for name, module in network.named_modules() if name not in ("", within[:-1]) and _is_ours(module)
-    )
+    converted = [name for name, module in network.named_modules() if _is_ours(module)]
+    ours = tuple(f"{name}." for name in converted if name not in ("", within[:-1]))
     found: dict[str, str] = {}
     for name, p in network.named_parameters() if structure.converts_all else ():
         layer = name.rpartition(".")[0].partition(".parametrizations")[0]
@@ -433,10 +421,8 @@ def lost_weights(blueprint: Blueprint, recipe: Recipe) -> str:
     walk(recipe.plan, None, Visitor(start=lambda phase, _, __: taken.append(phase.takes_given)))
     resized = structure.draws_anew
     if len(taken) > 1 and not any(taken) and blueprint.parent is None and blueprint.share_alike == 1.0:
-        return (
-            f"build returns the same weights at every call, so the {len(taken)} members of '{recipe.name}' start alike; let it make a new network "
-            "at each call (build=Net, not lambda: net), unless these weights are trained."
-        )
+        alike = f"the {len(taken)} members of '{recipe.name}' start alike"
+        return f"build returns the same weights at every call, so {alike}; let it make a new network at each call (build=Net, not lambda: net), unless these weights are trained."
     redrawn = blueprint.parent is not None and not any(taken) and structure.keeping() == structure
     loaded = blueprint.parent is None and resized and blueprint.brings_weights
     if not loaded and not ((redrawn or resized) and blueprint.has_learned):

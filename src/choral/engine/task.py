@@ -148,12 +148,13 @@ class Task:
         wide = self.widened(outputs)
         if own or straight:
             return self._loss(wide, targets, weights, smoothing)
-        loss = self._loss(wide, y[targets], None if weights is None else weights[targets], smoothing)
+
+        def loss(rows: Tensor) -> Tensor:
+            return self._loss(wide, y[rows], None if weights is None else weights[rows], smoothing)
+
         if partners is None or share is None:
-            return loss
-        targets = partners[targets]
-        other = self._loss(wide, y[targets], None if weights is None else weights[targets], smoothing)
-        return share * loss + (1 - share) * other
+            return loss(targets)
+        return share * loss(targets) + (1 - share) * loss(partners[targets])
 
     def _loss(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float | Tensor | None
@@ -207,20 +208,10 @@ def make_task(
     decided = resolve(given, targets, plain.shape, standardize=standardize, weights=weights, whole=whole)
     images = any(t.dim() == 4 for t in batches.leaves(plain.ready(source.example()[0])))
     interface = plain.interface
+    settings = (structure, recipe.objective, decided, plain.transforms, place, precision)
     while True:
-        task = Task(
-            Blueprint(build, structure, device=place, images=images, interface=interface, built=plain.network),
-            structure,
-            recipe.objective,
-            decided,
-            plain.transforms,
-            place,
-            precision,
-            plain.shape,
-            plain.floats,
-            source.is_ragged,
-            parts,
-        )
+        blueprint = Blueprint(build, structure, device=place, images=images, interface=interface, built=plain.network)
+        task = Task(blueprint, *settings, plain.shape, plain.floats, source.is_ragged, parts)
         network = task.blueprint.network().eval()
         check_parts(parts, structure, source.drawn(), recipe.plan)
         _check_patterns(recipe, network)

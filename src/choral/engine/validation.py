@@ -126,9 +126,8 @@ class Validation:
         if self.measure != Measure.of(prediction.score):  # which every prediction has
             self.measure(prediction, targets, weights)
         if weights is not None and not self.measure.weighs(prediction, targets):
-            warn(
-                f"validation has weights; the measure {self.measure.name!r} is no mean over points and is taken without them."
-            )
+            said = f"the measure {self.measure.name!r} is no mean over points and is taken without them"
+            warn(f"validation has weights; {said}.")
 
     def _try_reading(self) -> None:
         """Refuse inputs that the network cannot read, with the shapes on both sides."""
@@ -293,9 +292,8 @@ def select_networks(
     best = {c.branch: n for n, c in sorted(enumerate(pool), key=lambda item: (first[item[0]], -item[0]))}
     kept = [n for n, c in enumerate(pool) if first[n] and best[c.branch] == n]  # each branch at one time
     again = greedy_selection(values[kept], loss, picks=select.picks, weights=weights)
-    counts, before = [0] * len(pool), [c.times for c in pool]
-    for n, count in zip(kept, again):
-        counts[n] = count
+    picked = dict(zip(kept, again))
+    counts, before = [picked.get(n, 0) for n in range(len(pool))], [c.times for c in pool]
     is_better = not sum(before) or cost(counts) < (old := cost(before)) - _GAIN * (1 + abs(old))
     for watch in watches:
         watch.count, watch.gained = 0, epoch if is_better else watch.gained
