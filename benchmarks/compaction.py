@@ -11,9 +11,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from choral import models
-from choral.base.interface import executed
 from choral.compaction import compact, neuron_param_mask, tied_groups
 from choral.engine.files import pack_tensors
+from choral.engine.inspect import executed
 from choral.masks import keep_vectors, prunable, random_masks
 from engine import interleaved
 from machine import write

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.base.interface import Calls, Interface, detach, pick
+from choral.base.interface import Interface, detach, pick
 from choral.base.values import Function, from_dict
 
 Pair = namedtuple("Pair", "logits hidden")
@@ -69,27 +69,3 @@ def test_an_interface_survives_writing():
     for output in (None, 1, "logits", Function.of(len)):
         interface = Interface(spread=True, output=output)
         assert from_dict(interface.to_dict()) == interface
-
-
-class Branching(nn.Module):
-    """Two layers read the input, one a bare parameter, one a sum that is changed in place; one is called for nothing."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.bare, self.last, self.idle = (nn.Linear(3, 3) for _ in range(5))
-        self.scale = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        self.idle(x)
-        total = x.clone()
-        total += self.one(total)
-        return self.last(total) + self.two(x) + self.bare(x * self.scale)
-
-
-def test_calls_know_what_reads_the_input_and_what_the_output_needs():
-    network = Branching()
-    with Calls(network, ["one", "two", "bare", "last", "idle"]) as calls:
-        output = network(A)
-    found = {call.layer: (call.reads_input, call.needed) for call in calls.of(output)}
-    assert {name for name, (reads, _) in found.items() if reads} == {"", "one", "two", "idle"}
-    assert {name for name, (_, needed) in found.items() if not needed} == {"idle"}

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from choral.base.interface import executed
 from choral.compaction import compact, neuron_param_mask, tied_groups
+from choral.engine.inspect import executed
 from choral.layers.frn import FilterResponseNorm
 from choral.masks import keep_vectors, prunable, random_masks
 from choral.models import lenet, resnet_cifar

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import choral
 from choral.base.errors import ConversionError, InputError
-from choral.base.interface import Calls, executed
+from choral.engine.inspect import Calls, executed
 from choral.recipes import deep_ensemble, make
 from choral.recipes.training import Training
 
@@ -406,3 +406,27 @@ def test_a_network_that_computes_parts_again_in_the_backward_pass_is_refused(by_
     x, y = torch.randn(12, 3), torch.arange(12) % 3
     with pytest.raises(InputError, match=r"torch\.utils\.checkpoint"):
         choral.fit(lambda: Recomputing(by_layer), (x, y), make(method, budget=4))
+
+
+class Branching(nn.Module):
+    """Two layers read the input, one a bare parameter, one a sum that is changed in place; one is called for nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.bare, self.last, self.idle = (nn.Linear(3, 3) for _ in range(5))
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        self.idle(x)
+        total = x.clone()
+        total += self.one(total)
+        return self.last(total) + self.two(x) + self.bare(x * self.scale)
+
+
+def test_calls_know_what_reads_the_input_and_what_the_output_needs():
+    network = Branching()
+    with Calls(network, ["one", "two", "bare", "last", "idle"]) as calls:
+        output = network(torch.ones(2, 3))
+    found = {call.layer: (call.reads_input, call.needed) for call in calls.of(output)}
+    assert {name for name, (reads, _) in found.items() if reads} == {"", "one", "two", "idle"}
+    assert {name for name, (_, needed) in found.items() if not needed} == {"idle"}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from choral.base.errors import InputError
-from choral.base.interface import executed
+from choral.engine.inspect import executed
 from choral.masks import expand_neurons, prunable
 
 

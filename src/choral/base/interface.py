@@ -1,21 +1,19 @@
-"""How a network is called with a batch, which tensor of its result is the output, and which of its layers a pass calls.
+"""How a network is called with a batch, and which tensor of its result is the output.
 
 A dict of inputs is passed as keywords, a tuple or list by position. Networks that do not read one tensor and return (batch, ...) get hooks,
 so that all callers pass one batch and get one tensor.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
 from torch.nn.parameter import is_lazy as is_unsettled
 
-from choral.base import draws
 from choral.base.batches import Batch, filled, in_order, in_words, leaves, made_up, mapped, named_leaves
 from choral.base.errors import InputError, did_you_mean, first_line
 from choral.base.values import Function, Value
@@ -219,83 +217,6 @@ class Called(NamedTuple):
     reads_input: bool
 
 
-class Calls:
-    """Records the calls of a network's modules within its block; `of` judges them by the autograd graph of the output.
-
-    Args:
-        network: any network, in the mode it is to run in.
-        layers: names of the layers whose outputs are no longer inputs; frozen parameters require gradients within the block then. None keeps no graph.
-
-    Attributes:
-        stack: the modules being run, innermost last; after an error, those it came from.
-        called: the names of all that ran, in the order of their first calls, and whether what they read requires a gradient.
-    """
-
-    def __init__(self, network: nn.Module, layers: Sequence[str] | None = None):
-        self._names = {module: name for name, module in network.named_modules()}
-        self._layers = None if layers is None else [network.get_submodule(name) for name in layers]
-        self._frozen = [] if layers is None else [p for p in network.parameters() if not p.requires_grad]
-        self._made: list[tuple[nn.Module, list[Node], list[Node]]] = []  # the nodes of what it read and gave
-        self.stack: list[nn.Module] = []
-        self.called: dict[str, bool] = {}
-
-    def __enter__(self) -> Self:
-        for p in self._frozen:
-            p.requires_grad_(p.is_floating_point())
-        self._hooks = [m.register_forward_pre_hook(self._enter, with_kwargs=True) for m in self._names]
-        self._hooks += [m.register_forward_hook(self._leave, with_kwargs=True) for m in self._names]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        for p in self._frozen:
-            p.requires_grad_(False)
-
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.stack.append(module)
-        given = (*args, *kwargs.values())
-        self.called[self._names[module]] = any(isinstance(t, Tensor) and t.requires_grad for t in given)
-
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
-        self.stack.pop()
-        if self._layers is not None:
-            given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-            self._made.append((module, list(_nodes(given)), list(_nodes(found))))
-
-    @property
-    def name(self) -> str:
-        """The name of the innermost module being run."""
-        return self._names[self.stack[-1]]
-
-    @property
-    def where(self) -> str:
-        """The innermost module being run, with its kind; nothing if there is none."""
-        return f"{self.name!r} ({type(self.stack[-1]).__name__})" if self.stack else ""
-
-    def of(self, output: Any) -> list[Called]:
-        """Return the calls in order; calls of unknown necessity count as necessary."""
-        layers = self._layers or ()
-        own = {m for m in self._names if m in layers or not type(m).__module__.startswith("torch.")}
-        bare = {id(p) for m in own for p in m.parameters(recurse=m in layers)}
-        needed = _ancestors(_nodes(output)) if isinstance(output, Tensor) and output.requires_grad else None
-        return [
-            Called(
-                layer=self._names[module],
-                needed=needed is None or not found or not needed.keys().isdisjoint(found),
-                reads_input=bare.isdisjoint(map(id, _leaves(given))),
-            )
-            for module, given, found in self._made
-        ]
-
-
-def executed(network: nn.Module, example: Any) -> list[Called]:
-    """Return the calls of modules in a pass in evaluation mode, in their order; a tuple as example holds several arguments."""
-    with evaluating(network), Calls(network, ()) as calls, torch.enable_grad(), draws.keyed(0):
-        output = network(*(example if isinstance(example, tuple) else (example,)))
-    return calls.of(output)
-
-
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Run a block with the network in evaluation mode; every module has its own mode again afterwards."""
@@ -306,34 +227,3 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def parameters_of(*outputs: Tensor) -> list[Tensor]:
-    """Return the leaves of the graph that outputs depend on: parameters, and inputs that require a gradient."""
-    return _leaves(_nodes(outputs))
-
-
-def _leaves(nodes: Iterable[Node]) -> list[Tensor]:
-    return [node.variable for node in _ancestors(nodes) if hasattr(node, "variable")]
-
-
-def _nodes(value: Any) -> Iterator[Node]:
-    """Yield the nodes of tensors, and of those they are views of: writing into a view gives it another node."""
-    if isinstance(value, Tensor) and value.requires_grad:
-        yield get_gradient_edge(value).node
-        if value._is_view() and value._base is not None and value._base.requires_grad:
-            yield get_gradient_edge(value._base).node
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _nodes(part)
-
-
-def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
-    """Return nodes of a graph and all that they were computed from."""
-    found = dict.fromkeys(nodes)
-    stack = list(found)
-    while stack:
-        new = [node for node, _ in stack.pop().next_functions if node is not None and node not in found]
-        found.update(dict.fromkeys(new))
-        stack += new
-    return found

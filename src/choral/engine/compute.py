@@ -5,9 +5,8 @@ BatchNorm takes statistics over all processes, and of each part where gradients 
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -16,15 +15,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import flop_registry
 
 from choral.base import batches
 from choral.base.batches import Batch
 from choral.base.devices import is_processor
 from choral.base.draws import Part
 from choral.base.errors import InputError
-from choral.base.interface import Calls
-from choral.base.rng import DispatchMode
 from choral.base.values import Count, NotNegative, Positive, Value
 from choral.objectives.likelihoods import Likelihood
 from choral.plan.cost import batches_in
@@ -121,32 +117,6 @@ def using(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Counting(DispatchMode):
-    """Counts floating-point operations of this thread: in all, and of each module named by `calls` without the modules within it."""
-
-    def __init__(self, calls: Calls | None = None, formulas: Mapping[Any, Any] | None = None):
-        super().__init__()
-        self._calls, self._formulas = calls, flop_registry | dict(formulas or {})
-        self.total, self.modules = 0.0, dict[str, Counter[Any]]()
-
-    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Count an operation."""
-        made = func(*args, **kwargs)
-        formula = self._formulas.get(func._overloadpacket)
-        if formula is not None:
-            with suppress(AssertionError, IndexError, TypeError, ValueError):  # shapes a formula is not made for
-                count = formula(*args, **kwargs, out_val=made)
-                self.total += count
-                if self._calls is not None and self._calls.stack:
-                    self.modules.setdefault(self._calls.name, Counter())[func._overloadpacket] += count
-        return made
-
-
-def operations(network: nn.Module, counted: "Counting", rows: int) -> float:
-    """Return the floating-point operations of one row in a forward pass: every weight is used once (recurrent layers), or as torch counts."""
-    return max(counted.total / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
 
 
 def threads_for(operations: float, rows: int, device: torch.device, *, together: int = 1) -> int:

@@ -17,12 +17,13 @@ from choral.base import batches, devices, draws, rng
 from choral.base.batches import Batch, moved
 from choral.base.draws import Part
 from choral.base.errors import DivergedError, PlanError, RunError, explained, warn
-from choral.base.interface import Called, executed
+from choral.base.interface import Called
 from choral.base.types import Params
 from choral.data.sources import Source
 from choral.data.splitting import partition
 from choral.data.tensors import Sampling, bounds
 from choral.engine.checkpoint import Branch, Watch
+from choral.engine.inspect import executed
 from choral.engine.task import Task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, sharing_of, stopped
 from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound

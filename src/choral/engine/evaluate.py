@@ -18,7 +18,8 @@ from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.engine.blueprint import filled
 from choral.engine.checkpoint import MemberStore
-from choral.engine.compute import Counting, operations, threads_for, using
+from choral.engine.compute import threads_for, using
+from choral.engine.inspect import Counting, operations
 from choral.engine.task import Task
 from choral.engine.trainers import UNMAPPED
 from choral.layers.convert import call_with, ties_of

@@ -14,11 +14,10 @@ from torch import nn
 from torch.utils.flop_counter import shape_wrapper
 
 from choral.base import batches, draws, rng
-from choral.base.interface import Calls
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
-from choral.engine.compute import Counting
 from choral.engine.epochs import BranchContext
+from choral.engine.inspect import Calls, Counting
 from choral.engine.task import Task
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train

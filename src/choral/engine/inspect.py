@@ -5,37 +5,30 @@ forward and backward, on at most four rows. The last member of a shared network 
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import flop_registry
 from torch.utils.hooks import RemovableHandle
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError, explained, first_line, warn
-from choral.base.interface import (
-    Called,
-    Calls,
-    Interface,
-    described,
-    evaluating,
-    is_lazy,
-    parameters_of,
-    pick,
-    why_not_read,
-)
-from choral.base.rng import global_states, moved
+from choral.base.interface import Called, Interface, described, evaluating, is_lazy, pick, why_not_read
+from choral.base.rng import DispatchMode, global_states, moved
 from choral.base.types import Build
 from choral.base.values import Function, attributes
 from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, floats_of
-from choral.engine.compute import Counting, operations
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.convert import ends_of, holds
 from choral.layers.joint.network import Joint, channels_last
@@ -47,6 +40,140 @@ from choral.structures.independence import refuse_mixed, stacked_of, why_not_run
 _Loss = Callable[[Callable[[Batch], Any]], Tensor]
 _RESHAPES = ("View", "Squeeze", "Unsqueeze", "Reshape", "UnsafeView")
 _TYPES = ("to", "type_as", "__get__", "detach")  # which read no numbers of a weight, or none that are trained
+
+
+class Calls:
+    """Records the calls of a network's modules within its block; `of` judges them by the autograd graph of the output.
+
+    Args:
+        network: any network, in the mode it is to run in.
+        layers: names of the layers whose outputs are no longer inputs; frozen parameters require gradients within the block then. None keeps no graph.
+
+    Attributes:
+        stack: the modules being run, innermost last; after an error, those it came from.
+        called: the names of all that ran, in the order of their first calls, and whether what they read requires a gradient.
+    """
+
+    def __init__(self, network: nn.Module, layers: Sequence[str] | None = None):
+        self._names = {module: name for name, module in network.named_modules()}
+        self._layers = None if layers is None else [network.get_submodule(name) for name in layers]
+        self._frozen = [] if layers is None else [p for p in network.parameters() if not p.requires_grad]
+        self._made: list[tuple[nn.Module, list[Node], list[Node]]] = []  # the nodes of what it read and gave
+        self.stack: list[nn.Module] = []
+        self.called: dict[str, bool] = {}
+
+    def __enter__(self) -> Self:
+        for p in self._frozen:
+            p.requires_grad_(p.is_floating_point())
+        self._hooks = [m.register_forward_pre_hook(self._enter, with_kwargs=True) for m in self._names]
+        self._hooks += [m.register_forward_hook(self._leave, with_kwargs=True) for m in self._names]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for p in self._frozen:
+            p.requires_grad_(False)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.stack.append(module)
+        given = (*args, *kwargs.values())
+        self.called[self._names[module]] = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
+        self.stack.pop()
+        if self._layers is not None:
+            given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+            self._made.append((module, list(_nodes(given)), list(_nodes(found))))
+
+    @property
+    def name(self) -> str:
+        """The name of the innermost module being run."""
+        return self._names[self.stack[-1]]
+
+    @property
+    def where(self) -> str:
+        """The innermost module being run, with its kind; nothing if there is none."""
+        return f"{self.name!r} ({type(self.stack[-1]).__name__})" if self.stack else ""
+
+    def of(self, output: Any) -> list[Called]:
+        """Return the calls in order; calls of unknown necessity count as necessary."""
+        layers = self._layers or ()
+        own = {m for m in self._names if m in layers or not type(m).__module__.startswith("torch.")}
+        bare = {id(p) for m in own for p in m.parameters(recurse=m in layers)}
+        needed = _ancestors(_nodes(output)) if isinstance(output, Tensor) and output.requires_grad else None
+        return [
+            Called(
+                layer=self._names[module],
+                needed=needed is None or not found or not needed.keys().isdisjoint(found),
+                reads_input=bare.isdisjoint(map(id, _leaves(given))),
+            )
+            for module, given, found in self._made
+        ]
+
+
+def executed(network: nn.Module, example: Any) -> list[Called]:
+    """Return the calls of modules in a pass in evaluation mode, in their order; a tuple as example holds several arguments."""
+    with evaluating(network), Calls(network, ()) as calls, torch.enable_grad(), draws.keyed(0):
+        output = network(*(example if isinstance(example, tuple) else (example,)))
+    return calls.of(output)
+
+
+def parameters_of(*outputs: Tensor) -> list[Tensor]:
+    """Return the leaves of the graph that outputs depend on: parameters, and inputs that require a gradient."""
+    return _leaves(_nodes(outputs))
+
+
+def _leaves(nodes: Iterable[Node]) -> list[Tensor]:
+    return [node.variable for node in _ancestors(nodes) if hasattr(node, "variable")]
+
+
+def _nodes(value: Any) -> Iterator[Node]:
+    """Yield the nodes of tensors, and of those they are views of: writing into a view gives it another node."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        yield get_gradient_edge(value).node
+        if value._is_view() and value._base is not None and value._base.requires_grad:
+            yield get_gradient_edge(value._base).node
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _nodes(part)
+
+
+def _ancestors(nodes: Iterable[Node]) -> dict[Node, None]:
+    """Return nodes of a graph and all that they were computed from."""
+    found = dict.fromkeys(nodes)
+    stack = list(found)
+    while stack:
+        new = [node for node, _ in stack.pop().next_functions if node is not None and node not in found]
+        found.update(dict.fromkeys(new))
+        stack += new
+    return found
+
+
+class Counting(DispatchMode):
+    """Counts floating-point operations of this thread: in all, and of each module named by `calls` without the modules within it."""
+
+    def __init__(self, calls: Calls | None = None, formulas: Mapping[Any, Any] | None = None):
+        super().__init__()
+        self._calls, self._formulas = calls, flop_registry | dict(formulas or {})
+        self.total, self.modules = 0.0, dict[str, Counter[Any]]()
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Count an operation."""
+        made = func(*args, **kwargs)
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is not None:
+            with suppress(AssertionError, IndexError, TypeError, ValueError):  # shapes a formula is not made for
+                count = formula(*args, **kwargs, out_val=made)
+                self.total += count
+                if self._calls is not None and self._calls.stack:
+                    self.modules.setdefault(self._calls.name, Counter())[func._overloadpacket] += count
+        return made
+
+
+def operations(network: nn.Module, counted: Counting, rows: int) -> float:
+    """Return the floating-point operations of one row in a forward pass: every weight is used once (recurrent layers), or as torch counts."""
+    return max(counted.total / max(rows, 1), 2.0 * sum(p.numel() for p in network.parameters()))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from torch import nn
 
 from choral.base import devices
 from choral.base.errors import ChoralError, InputError, PlanError, explained, first_line, unknown_argument, warn
-from choral.base.interface import Calls
 from choral.base.types import Params
 from choral.base.values import is_whole
 from choral.data.inputs import Transforms
@@ -27,7 +26,7 @@ from choral.engine.blueprint import state_of
 from choral.engine.compute import Compute, Parts, parts_of, threads_for
 from choral.engine.flops import rehearse
 from choral.engine.identity import differences, identity_of
-from choral.engine.inspect import left_plain
+from choral.engine.inspect import Calls, left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
 from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, stopped
 from choral.engine.validation import AUTO, Folds, Validation, chosen, rules_of, set_apart, wants_validation

@@ -390,7 +390,7 @@ def prunable(
         keep_first: leave out the first layer.
         include: name patterns of further parameters to mask (a bias, a norm, the classifier).
         exclude: name patterns of parameters to leave out, with precedence. Frozen parameters are always left out.
-        calls: the network's modules in order of execution (`choral.base.interface.executed`), to find the first and last; by default the
+        calls: the network's modules in order of execution (`choral.engine.inspect.executed`), to find the first and last; by default the
             order of declaration.
 
     >>> prunable(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
