@@ -23,9 +23,9 @@ import torch.nn.functional as F
 import fidelity
 import reference_posterior as nuts
 from choral import Compute, models
-from choral.base import draws
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
+from choral.layers.keyed import keyed
 from choral.objectives.kl import GaussianKL, SpikeSlabKL, gate_keep
 from choral.objectives.likelihoods import FixedGaussian, Likelihood
 from choral.plan import Adam
@@ -261,7 +261,7 @@ def negative_elbo(ensemble: Ensemble, data: nuts.Data, passes: int = 20) -> floa
     values = []
     for number, state in enumerate(ensemble.states()):
         network = ensemble._network(number).train()  # draws gates, too; these networks have no other use for the mode
-        with draws.keyed(number):
+        with keyed(number):
             nll = [float(F.cross_entropy(network(x), y)) for _ in range(passes)]
         values.append(statistics.mean(nll) + sum(float(kl(state.params, {}, 1.0)) for kl in kls) / len(x))
     return statistics.mean(values)

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from choral import models
-from choral.base import draws
 from choral.engine.trainers import Sharing, sharing_of
 from choral.layers import FAMILY, Joint, swap
 from choral.layers.convert import ends_of
 from choral.layers.joint.network import channels_last
+from choral.layers.keyed import keyed
 from choral.structures import BatchEnsemble, Independent, Packed, Patched, Structure
 from machine import RESULTS, write
 
@@ -63,7 +63,7 @@ def stepper(
 
     def step() -> None:
         inputs, targets = lay_out()
-        with draws.keyed(1, 0, catch=False):
+        with keyed(1, 0, catch=False):
             outputs = unfold(network(inputs))  # (member, batch, class)
         loss = len(outputs) * F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
         optimizer.zero_grad(set_to_none=True)
@@ -94,7 +94,7 @@ def ours(structure: Structure, build: Callable[[], nn.Module], x: Tensor, y: Ten
     judged = copy.deepcopy(network).eval()
 
     def predict() -> None:
-        with torch.no_grad(), draws.keyed(1, 0, catch=False):
+        with torch.no_grad(), keyed(1, 0, catch=False):
             structure.unfold(judged(structure.feed(x, None)[0]))
 
     sharing = sharing_of(structure, network)

@@ -27,6 +27,7 @@ from choral import Compute, models
 from choral.base import draws, rng
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
+from choral.layers.keyed import keyed
 from choral.objectives.likelihoods import FixedGaussian, LearnedGaussian, Likelihood
 from choral.plan import Adam, Fork, Operator, Seq, fork
 from choral.plan.phases import Context
@@ -129,7 +130,7 @@ def passes(ensemble: Ensemble, splits: Splits, count: int) -> Iterator[Tensor]:
     x = splits.x_test.repeat_interleave(len(states) // splits.count, 0)
 
     def run(p: Any, b: Any, words: Tensor, rows: Tensor) -> Tensor:
-        with draws.keyed(words):
+        with keyed(words):
             return structure.unfold(functional_call(network, (p, b), (structure.feed(rows, None)[0],)))
 
     mapped = vmap(vmap(run, in_dims=(None, None, 0, None)))

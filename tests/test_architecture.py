@@ -54,14 +54,14 @@ ORDER = [
 
 BUDGETS = {
     "": 1090,  # the modules beside the packages; 350 are choral.plots
-    "base": 1860,
+    "base": 1800,
     "masks": 563,
     "corruptions": 603,
     "metrics": 989,
     "calibration": 635,
     "predictions": 1415,
     "objectives": 1763,
-    "layers": 3410,
+    "layers": 3545,  # 156 are torch's random functions by the running key, which were in base
     "compaction": 1163,
     "structures": 1195,
     "models": 848,

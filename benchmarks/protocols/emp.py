@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from choral import models
-from choral.base import draws
 from choral.layers.bayesian.patched import Mixture, PatchedLayer, family
+from choral.layers.keyed import keyed
 from choral.plan import Adam
 from choral.recipes.training import Training
 from choral.structures import Patched
@@ -173,7 +173,7 @@ def simulated(mixture: Mixture, seed: int, hidden: int = 100) -> torch.Tensor:
             value.copy_(variance**0.5 * torch.randn(value.shape, generator=draw))
         layer.double()  # no sum of two is 0 at a point of the grid, on any processor
     grid = torch.linspace(-10, 10, 20_000, dtype=torch.float64).unsqueeze(1)
-    with torch.no_grad(), draws.keyed(seed):
+    with torch.no_grad(), keyed(seed):
         return layers[1](torch.sign(layers[0](grid))).squeeze(1)
 
 

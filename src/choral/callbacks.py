@@ -9,7 +9,7 @@ A callback is a function of an event, a dict (`choral.engine.events`). An except
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from csv import writer
 from datetime import timedelta
 from pathlib import Path
@@ -21,19 +21,6 @@ from choral.base.text import visible
 from choral.engine.events import Callback
 
 _COLUMNS = ("place", "epoch", "loss", "rate", "seconds")
-
-
-def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
-    """Return one function that calls all given callbacks, or None if there are none."""
-    if listeners is None or callable(listeners):
-        return listeners
-    several = tuple(listeners)
-
-    def hear(event: dict[str, Any]) -> None:
-        for listener in several:
-            listener(event)
-
-    return hear
 
 
 def csv(path: str | Path) -> Callback:
@@ -232,16 +219,3 @@ def somebody_watches() -> bool:
     shell = sys.modules.get("IPython")
     running = None if shell is None else shell.get_ipython()
     return running is not None and type(running).__name__ == "ZMQInteractiveShell"
-
-
-@contextlib.contextmanager
-def watched(
-    recipe: Any, listener: Callback | Sequence[Callback] | None, progress: bool | None
-) -> Iterator[Callback | None]:
-    """Yield the callback of a run: the given ones and, if `progress` (by default in a terminal or notebook), a progress bar."""
-    given = one_of(listener)
-    if not (somebody_watches() if progress is None else progress):
-        yield given
-        return
-    with bars(drawn=True, say=write_line) as bar:
-        yield one_of([bar(recipe.name, recipe.epochs, recipe.length)] + ([] if given is None else [given]))

@@ -16,11 +16,11 @@ from choral.base import values
 from choral.base.errors import InputError, RunError, unknown_argument, warn
 from choral.base.types import Build, Builds
 from choral.base.values import guarded
-from choral.callbacks import watched
+from choral.callbacks import bars, somebody_watches, write_line
 from choral.data.inputs import Transforms
 from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import Compute, OnExisting, Parts, Store, is_far, parts_of, using
-from choral.engine.events import Callback
+from choral.engine.events import Callback, one_of
 from choral.engine.files import sha256
 from choral.engine.folder import claimed, run_of, settle
 from choral.engine.job import WIDEST, Call, Job, call_of, in_agreement
@@ -151,7 +151,7 @@ def train(
                 warn(f"{job.recipe.name}: {lacking}.")
             with (
                 using(compute.threads or plan["environment"]["threads"]),
-                watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
+                _watched(job.recipe, callbacks, progress if parts.writes else False) as hear,
             ):
                 if "leaves" in plan:  # which other processes may have trained, or be training
                     from choral.cluster.run import train_here
@@ -169,7 +169,7 @@ def _trained_apart(call: Call, run_dir: Any, callbacks: Any, progress: bool | No
 
     check_cluster(call.compute, run_dir, on_existing)
     alone = replace(call, compute=replace(call.compute, cluster=None))
-    with watched(call.recipe, callbacks, progress) as hear:
+    with _watched(call.recipe, callbacks, progress) as hear:
         train_apart([(alone, run_dir, hear, on_existing)], call.compute.cluster)
     return alone
 
@@ -257,3 +257,16 @@ def load(
     ensemble = load_folder(path, build, partial=partial, **options)
     read_folds(ensemble, path, ensemble._store.run or "")
     return ensemble
+
+
+@contextmanager
+def _watched(
+    recipe: Any, listener: Callback | Sequence[Callback] | None, progress: bool | None
+) -> Iterator[Callback | None]:
+    """Yield the callback of a run: the given ones and, if `progress` (by default in a terminal or notebook), a progress bar."""
+    given = one_of(listener)
+    if not (somebody_watches() if progress is None else progress):
+        yield given
+        return
+    with bars(drawn=True, say=write_line) as bar:
+        yield one_of([bar(recipe.name, recipe.epochs, recipe.length)] + ([] if given is None else [given]))

@@ -8,12 +8,13 @@ from scipy import stats
 from torch import nn
 
 from choral.base import draws
+from choral.layers.keyed import _attention, keyed
 
 LIKE = torch.zeros(())
 
 
 def uniforms(key: int, step: int, sites: int, n: int) -> np.ndarray:
-    with draws.keyed(key, step):
+    with keyed(key, step):
         return np.stack([draws.uniform((n,), like=LIKE).numpy() for _ in range(sites)])
 
 
@@ -35,7 +36,7 @@ def test_first_element_over_many_steps_sites_and_keys_is_uniform():
 
 
 def test_bits_are_balanced_and_independent_of_each_other():
-    with draws.keyed(77):
+    with keyed(77):
         bits = draws._bits((65536,), torch.device("cpu"), draws.now().stream, None).numpy().view(np.uint32)
     columns = ((bits[:, None] >> np.arange(32)) & 1).astype(float)
     assert np.abs(columns.mean(0) - 0.5).max() < 5 * 0.5 / 256
@@ -44,7 +45,7 @@ def test_bits_are_balanced_and_independent_of_each_other():
 
 
 def test_normals_are_normal_in_body_and_tail():
-    with draws.keyed(3):
+    with keyed(3):
         z = draws.normal((200_000,), like=LIKE).numpy()
     assert stats.kstest(z, "norm").pvalue > 1e-4
     assert abs((z**4).mean() - 3) < 0.1
@@ -53,7 +54,7 @@ def test_normals_are_normal_in_body_and_tail():
 
 
 def test_integers_are_uniform_and_in_range():
-    with draws.keyed(3):
+    with keyed(3):
         k = draws.integers(7, (70_000,), device=torch.device("cpu"))
     counts = torch.bincount(k, minlength=7)
     assert counts.numel() == 7
@@ -66,7 +67,7 @@ def test_vmapped_keys_give_the_same_numbers_as_single_keys(key, step, branches):
     keys = [key + i for i in range(branches)]
 
     def run(words):
-        with draws.keyed(words, step):
+        with keyed(words, step):
             return (
                 F.dropout(torch.ones(5, 3), 0.4),
                 draws.normal((4,), like=LIKE),
@@ -75,7 +76,7 @@ def test_vmapped_keys_give_the_same_numbers_as_single_keys(key, step, branches):
 
     mapped = torch.func.vmap(run)(draws.words(*keys).view(-1, 2))
     for i, k in enumerate(keys):
-        with draws.keyed(k, step):
+        with keyed(k, step):
             alone = (
                 F.dropout(torch.ones(5, 3), 0.4),
                 draws.normal((4,), like=LIKE),
@@ -87,7 +88,7 @@ def test_vmapped_keys_give_the_same_numbers_as_single_keys(key, step, branches):
 
 def test_dropout_keeps_the_mean_and_the_rate():
     x = torch.ones(400, 500)
-    with draws.keyed(11):
+    with keyed(11):
         out = F.dropout(x, 0.3)
     assert float((out == 0).float().mean()) == pytest.approx(0.3, abs=5 * (0.21 / x.numel()) ** 0.5)
     assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
@@ -102,7 +103,7 @@ def test_dropout_keeps_the_mean_and_the_rate():
     ],
 )
 def test_channel_dropout_drops_whole_channels(layer, shape, axes):
-    with draws.keyed(1):
+    with keyed(1):
         out = layer(torch.ones(shape))
     means = out.mean(axes)
     assert set(means.unique().tolist()) == {0.0, 2.0}
@@ -112,11 +113,11 @@ def test_attention_dropout_is_caught_and_without_dropout_attention_is_torch_s_ow
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
     x = torch.randn(2, 5, 8)
-    with draws.keyed(1) as first:
+    with keyed(1) as first:
         a = layer(x, x, x, need_weights=False)[0]
-    with draws.keyed(1):
+    with keyed(1):
         b = layer(x, x, x, need_weights=False)[0]
-    with draws.keyed(2):
+    with keyed(2):
         c = layer(x, x, x, need_weights=False)[0]
     assert first.caught
     assert torch.equal(a, b)
@@ -124,7 +125,7 @@ def test_attention_dropout_is_caught_and_without_dropout_attention_is_torch_s_ow
     q, k, v = torch.randn(3, 2, 4, 6, 8)
     mask = torch.zeros(6, 6).masked_fill(torch.ones(6, 6).triu(1) > 0, float("-inf"))
     for options in ({"attn_mask": mask}, {"is_causal": True}, {"attn_mask": mask == 0}):
-        found = draws._attention(q, k, v, dropout_p=1e-12, **options)
+        found = _attention(q, k, v, dropout_p=1e-12, **options)
         assert torch.allclose(found, F.scaled_dot_product_attention(q, k, v, **options), atol=1e-6)
 
 
@@ -136,7 +137,7 @@ def test_outside_a_keyed_block_draws_follow_torch_s_generator():
 
 
 def test_evaluation_mode_is_left_alone():
-    with draws.keyed(0):
+    with keyed(0):
         assert torch.equal(F.dropout(torch.ones(10), 0.5, training=False), torch.ones(10))
 
 
@@ -144,7 +145,7 @@ def test_members_of_a_joint_network_draw_apart_and_the_same_in_every_way():
     like = torch.zeros(())
 
     def numbers(key, index):
-        with draws.keyed(key, 4):
+        with keyed(key, 4):
             draws.uniform((1,), like=like)
             members = draws.Branch()
             with members.member(index):
@@ -162,7 +163,7 @@ def test_members_of_a_joint_network_draw_apart_and_the_same_in_every_way():
 
 
 def test_members_count_what_is_caught_for_the_outer_stream_and_two_branches_differ():
-    with draws.keyed(3) as stream:
+    with keyed(3) as stream:
         first, second = draws.Branch(), draws.Branch()
         found = []
         for streams in (first, second):
@@ -175,13 +176,13 @@ def test_members_count_what_is_caught_for_the_outer_stream_and_two_branches_diff
 @pytest.mark.parametrize("key", [0, 5, 2**31 + 7, 2**63 - 1])
 def test_a_single_number_is_the_same_for_a_key_and_for_its_words(key):
     for step in range(40):
-        with draws.keyed(key, step):
+        with keyed(key, step):
             alone = [int(draws.integers(1000, shape, device=torch.device("cpu"))) for shape in ((), (1,), (1, 1))]
-        with draws.keyed(draws.words(key), step):
+        with keyed(draws.words(key), step):
             wanted = [int(draws.integers(1000, shape, device=torch.device("cpu"))) for shape in ((), (1,), (1, 1))]
-        with draws.keyed(key, step):
+        with keyed(key, step):
             first = int(draws.integers(1000, (7,), device=torch.device("cpu"))[0])
-        with draws.keyed(key, step):
+        with keyed(key, step):
             assert draws.index(1000, device=torch.device("cpu")) == wanted[0]
         assert alone == wanted
         assert first == wanted[0]
@@ -189,8 +190,8 @@ def test_a_single_number_is_the_same_for_a_key_and_for_its_words(key):
 
 def test_draws_hashed_in_blocks_are_those_hashed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = (3, 1001)
-    with draws.keyed(2**40 + 5, 3):
+    with keyed(2**40 + 5, 3):
         whole = [draws.uniform(shape, like=torch.zeros(())) for _ in range(2)]
     monkeypatch.setattr(draws, "_BLOCK", 128)
-    with draws.keyed(2**40 + 5, 3):
+    with keyed(2**40 + 5, 3):
         assert all(torch.equal(draws.uniform(shape, like=torch.zeros(())), w) for w in whole)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from choral import Compute
-from choral.base import draws
 from choral.data import RandAugment, inputs
 from choral.data.inputs import _augmented
 from choral.fit import fit
+from choral.layers.keyed import keyed
 from choral.recipes import make
 from choral.testing.problems import CALM
 
@@ -59,9 +59,9 @@ def test_moves_shift_and_turn():
 
 def test_each_image_draws_by_itself_and_the_key_decides():
     x = picture(size=32).expand(2000, -1, -1, -1)
-    with draws.keyed(1):
+    with keyed(1):
         one = RandAugment(count=1)(x)
-    with draws.keyed(1):
+    with keyed(1):
         assert torch.equal(one, RandAugment(count=1)(x))
     assert ((one == x).flatten(1).all(1).double().mean() - 1 / 14).abs() < 0.02
     # four operations have no sign, four colors and five moves have two, and one changes nothing

@@ -10,10 +10,10 @@ from scipy.stats import beta, kstest
 from torch import nn
 
 from choral import Compute
-from choral.base import draws
 from choral.base.errors import InputError
 from choral.data import CutMix, HorizontalFlip, Mixup, inputs
 from choral.fit import fit
+from choral.layers.keyed import keyed
 from choral.plan import SGD
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -24,7 +24,7 @@ from choral.testing.problems import CALM
 def test_shares_have_the_beta_distribution(alpha):
     shares = []
     for seed in range(1000):
-        with draws.keyed(seed):
+        with keyed(seed):
             shares.append(float(Mixup(alpha=alpha).mixed(torch.zeros(2, 1))[2]))
     assert kstest(shares, beta(alpha, alpha).cdf).pvalue > 0.001
     assert inputs._beta_quantiles(alpha).mean() == pytest.approx(0.5, abs=1e-3)
@@ -32,7 +32,7 @@ def test_shares_have_the_beta_distribution(alpha):
 
 def test_rows_are_mixed_with_their_partners():
     x = torch.arange(8.0).view(8, 1).repeat(1, 3)
-    with draws.keyed(3):
+    with keyed(3):
         made, partners, share = Mixup().mixed(x)
     assert sorted(partners.tolist()) == list(range(8))
     torch.testing.assert_close(made, share * x + (1 - share) * x[partners])
@@ -42,7 +42,7 @@ def test_a_rectangle_comes_from_the_partner_and_the_share_is_its_area():
     x = torch.arange(16.0).view(16, 1, 1, 1).expand(16, 3, 12, 10)
     shares = []
     for seed in range(20):
-        with draws.keyed(seed):
+        with keyed(seed):
             made, partners, share = CutMix().mixed(x)
         own = made == x
         assert (own | (made == x[partners])).all()

@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import choral
-from choral.base import draws
 from choral.base.errors import InputError
 from choral.data import DatasetSource, HorizontalFlip, PadCrop, TensorSource, prepare, source_of
+from choral.layers.keyed import keyed
 from choral.objectives import FixedGaussian
 from choral.plan.cost import batches_in
 from choral.recipes import make
@@ -63,14 +63,14 @@ def test_a_crop_is_a_shift_and_a_flip_a_mirror():
     x = torch.arange(2 * 36.0).view(2, 1, 6, 6) + 1
     seen = set()
     for key in range(200):
-        with draws.keyed(key):
+        with keyed(key):
             out = PadCrop(pixels=1)(x)
         padded = torch.nn.functional.pad(x, (1, 1, 1, 1))
         shifts = [(a, b) for a in range(3) for b in range(3) if torch.equal(out[0], padded[0, :, a : a + 6, b : b + 6])]
         assert len(shifts) == 1
         seen |= set(shifts)
     assert len(seen) == 9
-    with draws.keyed(3):
+    with keyed(3):
         out = HorizontalFlip()(x.repeat(200, 1, 1, 1))
     mirrored = [bool(torch.equal(o, x[i % 2].flip(-1))) for i, o in enumerate(out)]
     assert all(m or torch.equal(o, x[i % 2]) for i, (m, o) in enumerate(zip(mirrored, out)))

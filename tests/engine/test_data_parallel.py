@@ -16,6 +16,7 @@ import choral
 from choral import recipes
 from choral.base import draws
 from choral.base.errors import InputError
+from choral.layers.keyed import keyed
 from choral.objectives.likelihoods import Categorical
 from choral.recipes.training import Training
 
@@ -50,7 +51,7 @@ def training(**options):
 def test_rows_of_a_part_draw_what_they_draw_in_the_whole_batch(rows_at, key):
     def drawn(count, part):
         shape = (count, 4, 3) if rows_at == 0 else (2, count, 3)
-        with draws.keyed(key, 2, part=part):
+        with keyed(key, 2, part=part):
             first = draws.uniform(shape, like=torch.zeros(()), rows=rows_at)
             shared = draws.normal((7, 5), like=torch.zeros(()))
             return first, shared, draws.keep_mask(shape, 0.4, device=torch.device("cpu"), rows=rows_at)
@@ -65,7 +66,7 @@ def test_rows_of_a_part_draw_what_they_draw_in_the_whole_batch(rows_at, key):
 
 def test_members_folded_into_the_batch_draw_by_row():
     def drawn(count, part):
-        with draws.keyed(3, part=part), draws.under(folded=2):
+        with keyed(3, part=part), draws.under(folded=2):
             return draws.dropout(torch.ones(2 * count, 5), 0.5).view(2, count, 5)
 
     parts = [drawn(3, draws.Part(0, 3, 8)), drawn(5, draws.Part(3, 5, 8))]
@@ -73,7 +74,7 @@ def test_members_folded_into_the_batch_draw_by_row():
 
 
 def test_draws_without_a_batch_axis_are_refused():
-    with draws.keyed(3, part=draws.Part(0, 4, 8)), pytest.raises(InputError, match="first axis"):
+    with keyed(3, part=draws.Part(0, 4, 8)), pytest.raises(InputError, match="first axis"):
         draws.dropout(torch.ones(7, 5), 0.5)
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from choral import Compute, models
-from choral.base import draws
 from choral.data.sources import source_of
 from choral.engine.task import make_task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer
 from choral.fit import fit
+from choral.layers.keyed import keyed
 from choral.objectives import L2, Objective
 from choral.plan import SGD, Adam, Collect, Constant, Reset, Train, fork, seq
 from choral.recipes import make
@@ -148,7 +148,7 @@ def expected_gradients(structure, task, state, key):
     """The gradient each member's loss gives alone, averaged where a parameter is every member's; and the penalty's."""
     network = task.blueprint.load(state).train()
     shared, params = structure.shared(network), dict(network.named_parameters())
-    with draws.keyed(key, 0):
+    with keyed(key, 0):
         inputs, targets = structure.feed(X, Y)
         outputs = structure.unfold(network(inputs))
     total = {n: 2.0 * p.detach() / len(X) for n, p in params.items()}

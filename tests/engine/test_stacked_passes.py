@@ -14,6 +14,7 @@ from choral.engine import evaluate
 from choral.engine.evaluate import Evaluation, PlainEvaluator
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import fit
+from choral.layers.keyed import keyed
 from choral.recipes import make
 
 DRAWING = ["mc_dropout", "drop_connect", "emp", "ecmp", "bnn", "ssbnn", "rank1_bnn", "bnn_sequential", "sebays_freeze"]
@@ -105,7 +106,7 @@ def test_steps_may_be_mapped_with_keys_of_either_kind() -> None:
     for key in (2**45 + 17, draws.words(2**45 + 17)):
 
         def some(step: int | Tensor, key: int | Tensor = key) -> Tensor:
-            with draws.keyed(key, step):
+            with keyed(key, step):
                 first = draws.uniform((5,), like=like)
                 with draws.Branch().member(2):
                     inside = draws.normal((5,), like=like)

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.base.errors import InputError
+from choral.layers.keyed import keyed
 from choral.models import MODELS, rebuild, spec_of
 
 # a small version of each network, and the shape of its images or the length of its texts
@@ -115,7 +116,7 @@ def test_stacked_members_equal_single_ones(name, training):
 
     def forward(p, b, key):
         state = {k: v.clone() for k, v in b.items()}
-        with draws.keyed(key):
+        with keyed(key):
             return functional_call(network, (p, state), (x,)), state
 
     joint, joint_state = vmap(forward)(params, buffers, keys)
@@ -147,7 +148,7 @@ def test_the_key_decides_all_randomness_of_a_forward_pass(name):
     outputs = []
     for seed, key in ((1, 5), (2, 5), (1, 6)):
         torch.manual_seed(seed)
-        with draws.keyed(key):
+        with keyed(key):
             outputs.append(network(x))
     assert torch.equal(outputs[0], outputs[1])
     random = any(isinstance(module, nn.Dropout) for module in network.modules())

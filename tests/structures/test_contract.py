@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 from choral.base import draws
 from choral.base.values import from_dict
 from choral.layers.joint.network import Joint, Kernel
+from choral.layers.keyed import keyed
 from choral.structures import BatchEnsemble, Masksembles, Mimo, Packed, TabM, TreeNet
 
 STARTS = {"lenet": "conv2", "chain": "2", "resnet": "layer1.1", "vit": "norm2", "concatenating": "join"}
@@ -177,7 +178,7 @@ def test_stacked_networks_run_under_vmap(kind, name):
 
     def run(params, buffers, key):
         buffers = {n: b.clone() for n, b in buffers.items()}
-        with draws.keyed(key, 3):
+        with keyed(key, 3):
             inputs, targets = structure.feed(x, y)
             return structure.unfold(functional_call(joints[0], (params, buffers), (inputs,))), targets, buffers
 
@@ -188,7 +189,7 @@ def test_stacked_networks_run_under_vmap(kind, name):
     buffers = stack([dict(j.named_buffers()) for j in joints])
     out, targets, after = vmap(run, randomness="error")(params, buffers, words)
     for i, key in enumerate((5, 6)):
-        with draws.keyed(key, 3):
+        with keyed(key, 3):
             inputs, wanted = structure.feed(x, y)
             alone = structure.unfold(joints[i](inputs))
         torch.testing.assert_close(out[i], alone.detach(), atol=1e-9, rtol=1e-9)
@@ -231,13 +232,13 @@ def test_dropout_draws_other_numbers_for_every_member_and_the_same_under_every_k
     found = {}
     for kernel in ("loop", "grouped"):
         joint.kernel = kernel
-        with draws.keyed(3, 1):
+        with keyed(3, 1):
             found[kernel] = joint(x)
     torch.testing.assert_close(found["loop"], found["grouped"])
     joint.kernel = "loop"
     with torch.no_grad():
         for p in joint.parameters():
             p[1] = p[0]
-    with draws.keyed(3, 1):
+    with keyed(3, 1):
         a, b = joint(x)
     assert not torch.allclose(a, b)

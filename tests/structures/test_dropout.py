@@ -6,10 +6,10 @@ from tests.networks import NETWORKS, generator, make
 from torch import nn
 
 from choral import models
-from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput
+from choral.layers.keyed import keyed
 from choral.structures import Stochastic
 
 
@@ -22,10 +22,10 @@ def test_passes_differ_in_evaluation_and_their_mean_network_is_the_plain_one(nam
     before = {n: b.clone() for n, b in joint.named_buffers()}
     outs = []
     for key in range(3):
-        with draws.keyed(key):
+        with keyed(key):
             outs.append(structure.unfold(joint(structure.feed(x, None)[0])))
     assert not torch.allclose(outs[0], outs[1])
-    with draws.keyed(0):
+    with keyed(0):
         assert torch.equal(structure.unfold(joint(x)), outs[0])
     assert all(torch.equal(b, before[n]) for n, b in joint.named_buffers())
     torch.testing.assert_close(structure.member(joint, 0).eval()(x), network.eval()(x))
@@ -62,9 +62,9 @@ def test_torchs_transformer_layers_do_not_bypass_dropout():
     joint = Stochastic(rate=0.3, connections=True, include=("1.linear*",)).convert(network, generator()).eval()
     x = torch.randn(2, 4, 3)
     with torch.no_grad():
-        with draws.keyed(1):
+        with keyed(1):
             a = joint(x)
-        with draws.keyed(2):
+        with keyed(2):
             b = joint(x)
     assert not torch.allclose(a, b)
 
@@ -74,11 +74,11 @@ def test_dropout_inside_attention_stays_on():
     layer.self_attn.dropout = 0.5
     joint = Stochastic(draws=2).convert(layer, generator()).eval()
     x = torch.randn(3, 5, 4)
-    with draws.keyed(1):
+    with keyed(1):
         a = joint(x)
-    with draws.keyed(1):
+    with keyed(1):
         again = joint(x[1:2])
-    with draws.keyed(2):
+    with keyed(2):
         b = joint(x)
     assert not torch.allclose(a, b)
     torch.testing.assert_close(again, a[1:2])

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.sampling import at_means
+from choral.layers.keyed import keyed
 from choral.structures.bayesian import Gaussian
 
 
@@ -71,7 +71,7 @@ def test_draws_follow_the_key_in_evaluation_mode():
     joint = Gaussian(rho=-1.0).convert(network(), torch.Generator()).eval()
 
     def run(key, step):
-        with draws.keyed(key, step):
+        with keyed(key, step):
             return joint(X)
 
     assert torch.equal(run(1, 0), run(1, 0))

@@ -3,15 +3,15 @@ import torch
 from tests.networks import generator, make
 from torch import nn
 
-from choral.base import draws
 from choral.base.errors import ConversionError, InputError
+from choral.layers.keyed import keyed
 from choral.structures import Mimo
 
 
 def test_training_rows_hold_other_examples_for_every_member_with_their_own_targets():
     structure = Mimo(members=3, batch_repetition=4)
     x = torch.arange(10.0).view(10, 1).expand(10, 2)
-    with draws.keyed(0):
+    with keyed(0):
         inputs, targets = structure.feed(x, torch.arange(10))
     assert inputs.shape == (40, 6)
     assert targets is not None
@@ -24,7 +24,7 @@ def test_training_rows_hold_other_examples_for_every_member_with_their_own_targe
 @pytest.mark.parametrize("probability", [0.0, 0.4, 1.0])
 def test_rows_are_the_same_for_all_members_with_the_repetition_probability(probability):
     structure = Mimo(members=2, repetition=probability)
-    with draws.keyed(1):
+    with keyed(1):
         _, targets = structure.feed(torch.zeros(4000, 1), torch.arange(4000))
     assert targets is not None
     assert (targets[0] == targets[1]).float().mean().item() == pytest.approx(probability, abs=0.03)

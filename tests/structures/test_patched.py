@@ -11,6 +11,7 @@ from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer
+from choral.layers.keyed import keyed
 from choral.structures import Patched
 
 
@@ -48,11 +49,11 @@ def test_passes_differ_in_evaluation_and_statistics_stay(name, method):
     before = {n: b.clone() for n, b in joint.named_buffers()}
     outs = []
     for key in range(12):
-        with draws.keyed(key):
+        with keyed(key):
             outs.append(structure.unfold(joint(structure.feed(x, None)[0])))
     assert outs[0].shape[:2] == (1, len(x))
     assert any(not torch.allclose(outs[0], out) for out in outs[1:])
-    with draws.keyed(0):
+    with keyed(0):
         assert torch.equal(outs[0], structure.unfold(joint(x)))
     assert all(torch.equal(b, before[n]) for n, b in joint.named_buffers())
     member = structure.member(joint, 0)
@@ -67,7 +68,7 @@ def test_training_gives_every_used_component_its_gradient():
     reached = set()
     for key in range(30):
         joint.zero_grad()
-        with draws.keyed(key):
+        with keyed(key):
             joint(x).square().sum().backward()
         for n, p in joint.named_parameters():
             if ".patches.weight" in n and p.grad is not None:
@@ -88,12 +89,12 @@ def test_networks_and_draws_can_be_batched():
     joint = structure.convert(network, generator()).eval()
 
     def run(words):
-        with draws.keyed(words, 2):
+        with keyed(words, 2):
             return joint(x)
 
     together = torch.func.vmap(run)(draws.words(3, 4, 5))
     for i, key in enumerate((3, 4, 5)):
-        with draws.keyed(key, 2):
+        with keyed(key, 2):
             torch.testing.assert_close(together[i], joint(x))
 
 
@@ -132,7 +133,7 @@ def test_the_effective_size_is_the_number_of_networks_that_passes_draw(assignmen
     joint = structure.convert(plain, torch.Generator().manual_seed(0)).eval()
     lines = set()
     for seed in range(300):
-        with draws.keyed(seed):
+        with keyed(seed):
             lines.add(tuple(joint(torch.tensor([[1.0], [2.0]])).flatten().mul(1e4).round().tolist()))
     assert len(lines) == size
 
@@ -146,7 +147,7 @@ def test_a_component_at_zero_stands_beside_the_trained_ones(assignment):
     components, biases = layer.patches["weight"].detach(), layer.patches["bias"].detach()
     weights, shifts = [], []
     for key in range(4000):
-        with draws.keyed(key), torch.no_grad():
+        with keyed(key), torch.no_grad():
             drawn = layer._draw()
         weights.append(drawn["weight"])
         shifts.append(drawn["bias"])

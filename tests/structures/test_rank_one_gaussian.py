@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.sampling import at_means
+from choral.layers.keyed import keyed
 from choral.structures.bayesian import RankOneGaussian
 
 MEMBERS = 3
@@ -82,7 +82,7 @@ def test_targets_repeat_for_every_member_and_draws_follow_the_key():
     joint.eval()
 
     def run(step):
-        with draws.keyed(4, step):
+        with keyed(4, step):
             return joint(inputs)
 
     assert torch.equal(run(0), run(0))

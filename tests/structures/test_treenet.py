@@ -3,8 +3,8 @@ import torch
 from tests.networks import Text, generator, make
 from torch import nn
 
-from choral.base.draws import keyed
 from choral.base.errors import ConversionError, InputError
+from choral.layers.keyed import keyed
 from choral.structures import TreeNet
 
 

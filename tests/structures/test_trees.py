@@ -3,10 +3,10 @@ import torch
 from tests.structures.independence import check_independence
 from torch import nn
 
-from choral.base.draws import keyed
 from choral.base.errors import ConversionError
 from choral.base.interface import Interface, detach
 from choral.layers.bayesian.sampling import at_means
+from choral.layers.keyed import keyed
 from choral.structures import (
     BatchEnsemble,
     Gaussian,

@@ -14,12 +14,11 @@ from torch import nn
 from choral.base.errors import ChoralError, DivergedError, InputError, RunError, did_you_mean
 from choral.base.types import Build
 from choral.base.values import guarded
-from choral.callbacks import one_of
 from choral.cluster.leaf import Field, admitted, leaves_of, read_manifest, read_whole, train_leaf, whole_manifest
 from choral.cluster.ray import Ray
 from choral.cluster.storage import Storage, opened, publish
 from choral.engine.compute import Compute, OnExisting, Store, is_far
-from choral.engine.events import Callback, Log, events_in
+from choral.engine.events import Callback, Log, events_in, one_of
 from choral.engine.files import write_bytes
 from choral.engine.folder import claimed, read_plan, settle
 from choral.engine.job import WIDEST, Call, Job, call_of

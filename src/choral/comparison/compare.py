@@ -15,7 +15,7 @@ from choral import __version__
 from choral.base.errors import DivergedError, InputError
 from choral.base.types import Build
 from choral.base.values import guarded, is_whole
-from choral.callbacks import Bars, one_of
+from choral.callbacks import Bars
 from choral.comparison.comparison import DIVERGED, Comparison, over_seeds, verdict
 from choral.comparison.evaluation import Trial, judged, make_trial, row_of
 from choral.data.images import holds_images, strange
@@ -23,7 +23,7 @@ from choral.data.problems import Problem
 from choral.data.sources import as_inputs, source_of
 from choral.data.tensors import arranged, check_same_order, columns_in
 from choral.engine.compute import Compute, is_far
-from choral.engine.events import Callback
+from choral.engine.events import Callback, one_of
 from choral.engine.files import write_json
 from choral.engine.flops import Flops, forecast
 from choral.engine.folder import folder_name

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from choral.base import batches, draws, rng
+from choral.base import batches, rng
 from choral.base.batches import Batch
 from choral.base.errors import InputError, needed
 from choral.calibration import ConformalLabels, ConformalQuantile
@@ -29,6 +29,7 @@ from choral.calibration.conformal import Conformal
 from choral.deploy import ABOUT
 from choral.engine.files import write_bytes
 from choral.engine.task import Task
+from choral.layers.keyed import keyed
 from choral.predictions import Mixture, Prediction, Predictive, QuantileRegression
 from choral.tables.table import Table
 
@@ -72,7 +73,7 @@ class Program(nn.Module):
         """Yield the outputs of each pass of a joint network, with the draws that `predict` makes."""
         _, task = self._held
         for draw in range(task.structure.draws):
-            with draws.keyed(rng.key(0, "predict", number), draw):
+            with keyed(rng.key(0, "predict", number), draw):
                 yield task.widened(task.run(self.networks[number], task.structure.feed(ready, None)[0]))
 
 
@@ -220,7 +221,7 @@ def _draws(ensemble: "Ensemble", task: Task, x: Batch) -> bool:
     network = ensemble._network(0)
 
     def outputs(key: int) -> Tensor:
-        with torch.no_grad(), draws.keyed(key):
+        with torch.no_grad(), keyed(key):
             return task.run(network, task.structure.feed(task.prepared(x, training=False), None)[0])
 
     return not torch.equal(outputs(0), outputs(1))

@@ -21,6 +21,7 @@ from choral.engine.identity import fingerprint
 from choral.layers.convert import as_linear, layers_of
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
+from choral.layers.keyed import keyed
 from choral.plan.state import State
 from choral.structures.base import Structure
 
@@ -205,7 +206,7 @@ class Blueprint:
             x = batches.moved(batches.made_up(self.interface.reads, rows), self.device)
             x = batches.mapped(lambda t: t.to(self._floats) if self._floats and t.is_floating_point() else t, x)
             # the user's code may need other numbers than zeros
-            with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), suppress(Exception):
+            with torch.no_grad(), rng.seeded(0, "look"), keyed(0), suppress(Exception):
                 network(self.structure.feed(x, None)[0])
 
         with evaluating(network):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import batches, devices, draws, rng
+from choral.base import batches, devices, rng
 from choral.base.batches import Batch, moved
 from choral.base.draws import Part
 from choral.base.errors import DivergedError, PlanError, RunError, explained, warn
@@ -27,6 +27,7 @@ from choral.engine.inspect import executed
 from choral.engine.task import Task
 from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, sharing_of, stopped
 from choral.engine.validation import Validation, is_tired, select_networks, settle_selection, sound
+from choral.layers.keyed import keyed
 from choral.plan.cost import batches_in
 from choral.plan.optimizers import steps_of
 from choral.plan.phases import Context, Phase, Train, Variant
@@ -156,7 +157,7 @@ class BranchContext(Context):
         return self._task.structure.member(self.network(state), index).eval()
 
     def example(self) -> Batch:
-        with draws.keyed(rng.key(self._seed, *self._place, "example")):
+        with keyed(rng.key(self._seed, *self._place, "example")):
             return self._task.fed(moved(self._source.example()[0], self._task.device))
 
     def calls(self, state: State) -> Sequence[Called]:
@@ -168,7 +169,7 @@ class BranchContext(Context):
         order = self._seen
         if points is not None and points < len(order):
             order = order[torch.randperm(len(order), generator=self.generator("inputs"))[:points]]
-        with draws.keyed(rng.key(self._seed, *self._place, "inputs")):
+        with keyed(rng.key(self._seed, *self._place, "inputs")):
             for x, _ in self._source.epoch(order, _BATCH):
                 yield self._task.fed(moved(x, self._task.device))
 
@@ -190,7 +191,7 @@ class BranchContext(Context):
         weights, device = weights_of(self._source), self._task.device
         for i, (x, y) in enumerate(self._source.epoch(order, _BATCH)):
             own = None if weights is None else picked(weights, order, i * _BATCH, y).to(device)
-            with rng.seeded(key, "unkeyed", i), draws.keyed(key, i):
+            with rng.seeded(key, "unkeyed", i), keyed(key, i):
                 loss = self._task.forward_loss(network, moved(x, device), y.to(device), own)
             sharing.likelihood(loss).backward()
         sharing.weigh(dict(network.named_parameters()))

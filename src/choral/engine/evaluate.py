@@ -23,6 +23,7 @@ from choral.engine.inspect import Counting, operations
 from choral.engine.task import Task
 from choral.engine.trainers import UNMAPPED
 from choral.layers.convert import call_with, ties_of
+from choral.layers.keyed import keyed
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 """Layers that are faster, or only possible, one by one."""
@@ -51,7 +52,7 @@ def room(network: nn.Module, key: int, run: Callable[[], Any], count: int) -> in
 
     def call(number: int | Tensor) -> Tensor:
         nonlocal drawn
-        with draws.keyed(key, number) as stream:
+        with keyed(key, number) as stream:
             found: Tensor = run()
         drawn = stream.drawn
         return found
@@ -149,7 +150,7 @@ class PlainEvaluator:
 
         def once(draw: int | Tensor) -> Tensor:
             lending = nullcontext() if self.pure else rng.seeded(int(key), "unkeyed", int(draw))
-            with lending, draws.keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
+            with lending, keyed(key, draw, catch=self.catch, kept=kept), task.autocast():
                 return task.widened(task.run(network, task.fed(chunk if self.pure else copied(chunk))))
 
         try:
@@ -171,7 +172,7 @@ class PlainEvaluator:
         with torch.no_grad():
             if self._draws or not self.pure:
                 return torch.stack([self._of(number, chunk) for number in self.numbers])
-            with draws.keyed(self._keys[self.numbers[0]], catch=False):
+            with keyed(self._keys[self.numbers[0]], catch=False):
                 ready = task.fed(chunk)  # once for all
                 for number in self.numbers:
                     with self.trees(number).one() as network, task.autocast():
@@ -190,7 +191,7 @@ class PlainEvaluator:
         """Find out, on a few rows, what the network does besides computing; a wrong input fails here."""
         trees = self.trees(self.numbers[0])
         network, given = copy.deepcopy(trees.pristine), copied(few)
-        with torch.no_grad(), rng.seeded(0, "look") as lent, draws.keyed(0) as stream, Counting() as counted:
+        with torch.no_grad(), rng.seeded(0, "look") as lent, keyed(0) as stream, Counting() as counted:
             self.task.run(network, self.task.fed(given))
         self.operations = operations(network, counted, batches.rows(few))
         self.catch = stream.caught > 0
@@ -216,7 +217,7 @@ class PlainEvaluator:
     def _keeps(self, few: Batch) -> bool:
         """Return whether networks draw weights, and there is room to keep those of every pass from call to call."""
         tried, trees = draws.Kept(1 << 60), self.trees(self.numbers[0])
-        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0, kept=tried), trees.one() as network:
+        with torch.no_grad(), rng.seeded(0, "look"), keyed(0, kept=tried), trees.one() as network:
             self.task.run(network, self.task.fed(copied(few)))
         return self.keep and 0 < tried.bytes * self.task.structure.draws * len(self.numbers) <= _DRAWN
 

@@ -8,7 +8,7 @@ import copy
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,19 @@ EVENTS: dict[str, dict[str, Any]] = {
 """The fields of every kind of event, with their types; '?' marks those that may be missing. New kinds and fields may come."""
 
 Callback = Callable[[dict[str, Any]], None]
+
+
+def one_of(listeners: Callback | Sequence[Callback] | None) -> Callback | None:
+    """Return one function that calls all given callbacks, or None if there are none."""
+    if listeners is None or callable(listeners):
+        return listeners
+    several = tuple(listeners)
+
+    def hear(event: dict[str, Any]) -> None:
+        for listener in several:
+            listener(event)
+
+    return hear
 
 
 class Log:

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import shape_wrapper
 
-from choral.base import batches, draws, rng
+from choral.base import batches, rng
 from choral.data.sources import Source
 from choral.engine.blueprint import state_of
 from choral.engine.epochs import BranchContext
 from choral.engine.inspect import Calls, Counting
 from choral.engine.task import Task
+from choral.layers.keyed import keyed
 from choral.plan.cost import batches_in
 from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
 from choral.plan.state import State
@@ -120,12 +121,12 @@ class Flops:
         x, y = batches.moved(x, task.device), y.to(task.device)
         calls = Calls(network)
         predict, train = Counting(calls, _FORMULAS), Counting(calls, _FORMULAS)
-        with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad(), calls, predict:
+        with rng.seeded(0, "flops"), keyed(0), torch.no_grad(), calls, predict:
             network.eval()(task.fed(x))
         if task.structure.members > 1:  # a joint network looks once at every new number of rows
-            with rng.seeded(0, "flops"), draws.keyed(0), torch.no_grad():
+            with rng.seeded(0, "flops"), keyed(0), torch.no_grad():
                 task.forward_loss(network.train(), x, y)
-        with rng.seeded(0, "flops"), draws.keyed(0), torch.enable_grad(), calls, train:
+        with rng.seeded(0, "flops"), keyed(0), torch.enable_grad(), calls, train:
             task.forward_loss(network.train(), x, y).backward()
         # how often the operations of a module are done: forwards, and for each gradient that is needed
         learns = {n: any(p.requires_grad for p in m.parameters()) for n, m in network.named_modules()}

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.hooks import RemovableHandle
 
-from choral.base import batches, draws, rng
+from choral.base import batches, rng
 from choral.base.batches import Batch
 from choral.base.errors import ChoralError, ConversionError, InputError, explained, first_line, warn
 from choral.base.interface import Called, Interface, described, evaluating, is_lazy, pick, why_not_read
@@ -32,6 +32,7 @@ from choral.engine.blueprint import Blueprint, bare, floats_of
 from choral.layers.bayesian.sampling import at_means
 from choral.layers.convert import ends_of, holds
 from choral.layers.joint.network import Joint, channels_last
+from choral.layers.keyed import keyed
 from choral.plan.walk import Visitor, walk
 from choral.recipes.recipe import Recipe
 from choral.structures.base import Structure
@@ -114,7 +115,7 @@ class Calls:
 
 def executed(network: nn.Module, example: Any) -> list[Called]:
     """Return the calls of modules in a pass in evaluation mode, in their order; a tuple as example holds several arguments."""
-    with evaluating(network), Calls(network, ()) as calls, torch.enable_grad(), draws.keyed(0):
+    with evaluating(network), Calls(network, ()) as calls, torch.enable_grad(), keyed(0):
         output = network(*(example if isinstance(example, tuple) else (example,)))
     return calls.of(output)
 
@@ -232,7 +233,7 @@ def inspect_plain(
         if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.dim() == 2 and holds(network, nn.Embedding):
             said = "x holds bytes (uint8) and the network an embedding; bytes are divided by 255, as those of images"
             warn(f"{said}: give tokens as x.long().")
-        with draws.keyed(0):
+        with keyed(0):
             reads, found, calls, wrote = _called(network, reads, batch)
     if structure.members > 1 and wrote:
         said = f"the network writes into its input, which {structure.members} members share"
@@ -420,7 +421,7 @@ class _Trial:
         self.running = Calls(self.network)
         reads = _Reads(self.layers, self.running)
         seeded = rng.seeded(0, "try")
-        with torch.enable_grad(), seeded as lent, draws.keyed(0), Counting() as counted, self.running, reads:
+        with torch.enable_grad(), seeded as lent, keyed(0), Counting() as counted, self.running, reads:
             value = self._loss(self._run)
         self._hooks = [module.register_forward_pre_hook(_refuse_recomputation) for module in self.network.modules()]
         self.past, self.counted, self.lends = reads.found, counted, bool(lent)
@@ -514,13 +515,13 @@ def check_alone(network: nn.Module, structure: Structure, x: Batch) -> None:
     """Raise ConversionError if the last member computes something else alone than within the joint network, on a few rows."""
     running, rows = Calls(network), batches.rows(x)
     why = partial(_why_not_converted, structure, running)
-    with explained(why), torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), at_means(), running:
+    with explained(why), torch.no_grad(), rng.seeded(0, "look"), keyed(0), at_means(), running:
         outputs = structure.unfold(network(structure.feed(x, None)[0]))
     if outputs.shape[:2] != (structure.members, rows):
         said = f"the network gave outputs of shape {tuple(outputs.shape)}; the first axes must be (member, batch)"
         raise InputError(f"{said} = ({structure.members}, {rows}); make the network return (batch, outputs).")
     last = structure.members - 1
-    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0):
+    with torch.no_grad(), rng.seeded(0, "look"), keyed(0):
         alone = structure.member(network, last).eval()(x)
     near = torch.finfo(alone.dtype).eps ** 0.5 * float(alone.abs().nan_to_num(0, 0, 0).amax())
     if not torch.allclose(alone, outputs[last], rtol=0, atol=near, equal_nan=True):

@@ -22,6 +22,7 @@ from choral.engine.compute import Parts, check_parts
 from choral.engine.inspect import Findings, Plain, check_alone, inspect_plain, inspect_training, lost_weights
 from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
+from choral.layers.keyed import keyed
 from choral.objectives.likelihoods import Likelihood, resolve
 from choral.objectives.penalties import Objective
 from choral.plan.cost import batches_in
@@ -93,7 +94,7 @@ class Task:
 
     def outputs(self, network: nn.Module, x: Batch) -> Tensor:
         """Return what a joint network in evaluation makes of a batch (member, batch, ...), without gradients."""
-        with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), self.autocast():
+        with torch.no_grad(), rng.seeded(0, "look"), keyed(0), self.autocast():
             return self.run(network, self.fed(batches.moved(x, self.device)))
 
     def run(self, network: Callable[[Batch], Tensor], ready: Batch) -> Tensor:

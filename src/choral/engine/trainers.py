@@ -26,6 +26,7 @@ from choral.engine.compute import Piece
 from choral.engine.task import Task
 from choral.layers.convert import call_with, holds, ties_of
 from choral.layers.joint.network import Joint
+from choral.layers.keyed import keyed
 from choral.plan.optimizers import Member, Stepper, clip_gradients
 from choral.plan.phases import Train, Variant
 from choral.plan.state import State
@@ -268,7 +269,7 @@ class PlainTrainer(_Trainer):
             with (
                 lending,
                 task.parts.norms(part),
-                draws.keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
+                keyed(self.key, pace.step, catch=catch, part=piece.part, dropout=self._dropout) as stream,
             ):
                 total = task.forward_loss(
                     self.network, piece.x, piece.y, piece.weights, by_member=True, smoothing=self._smoothing
@@ -356,7 +357,7 @@ class StackedTrainer(_Trainer):
         params = trained | fixed
         buffers = {n: b.clone() for n, b in buffers.items()}
         dropout = draws.Rate(own["threshold"], own["scale"]) if "threshold" in own else None
-        with draws.keyed(own["words"], self._pace.step, catch=self.catch, dropout=dropout) as stream:
+        with keyed(own["words"], self._pace.step, catch=self.catch, dropout=dropout) as stream:
             call = lambda i: call_with(self.network, params | buffers, i, self._ties)  # noqa: E731  # closes over this call's parameters
             total = self.task.forward_loss(call, *batch, by_member=True, smoothing=own.get("smoothing"))
             loss = self.sharing.likelihood(total)

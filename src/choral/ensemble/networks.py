@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from choral.base import draws, rng
+from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.interface import evaluating
 from choral.base.types import Build
@@ -24,6 +24,7 @@ from choral.engine.task import Task, make_task
 from choral.engine.trainers import sharing_of
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.held_out import settle_noise
+from choral.layers.keyed import keyed
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, fork, seq
 from choral.recipes import recipe_of
@@ -115,7 +116,7 @@ def _computes(task: Task, network: nn.Module, item: Any, source: Source) -> bool
     x, _ = source.example(_TRIED)
     own = task.outputs(task.blueprint.holding(state_of(network)), x)
     given = item if isinstance(item, nn.Module) else network
-    with torch.no_grad(), rng.seeded(0, "look"), draws.keyed(0), evaluating(given):
+    with torch.no_grad(), rng.seeded(0, "look"), keyed(0), evaluating(given):
         wanted = task.blueprint.interface.call(given, task.prepared(x, training=False))
     if bool(wanted.isnan().any()):
         raise InputError("a network gives NaN for the rows of data that it was tried on; look for NaN in its weights.")
@@ -167,7 +168,7 @@ class Converted:
         """
         with full_precision():
             targets = cast_targets(self._task.likelihood.read(as_targets(y)), self._task.floats)
-            with draws.keyed(self._key, step):
+            with keyed(self._key, step):
                 loss = self._sharing.likelihood(self._task.forward_loss(self.network, x, targets, weights))
             if self._recipe.objective.penalties:
                 params = self._sharing.for_penalty(dict(self.network.named_parameters()))

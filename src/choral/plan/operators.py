@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import nn
 
-from choral.base import draws
 from choral.base.errors import PlanError
 from choral.base.values import Limit
 from choral.layers.bayesian.patched import DrawnStatistics
 from choral.layers.convert import layers_of
+from choral.layers.keyed import keyed
 from choral.plan.cost import begun
 from choral.plan.phases import Collect, Context, Fork, Operator, Phase, Repeat, Seq, Starter, fork, opened, seq
 from choral.plan.state import Role, State, slot
@@ -208,7 +208,7 @@ class RecalibrateDraws(Operator):
                 for statistics in drawn:
                     statistics.begin(number)
                 for x in batches:
-                    with draws.keyed(0, number):
+                    with keyed(0, number):
                         network(x)
             for statistics in drawn:
                 statistics.end()

@@ -16,11 +16,12 @@ from choral import models
 from choral.base import rng
 from choral.base.errors import InputError
 from choral.base.values import guarded, is_number, is_whole, typed
-from choral.callbacks import Bars, bars, one_of, somebody_watches, write_line
+from choral.callbacks import Bars, bars, somebody_watches, write_line
 from choral.comparison.compare import heard, recipes_for
 from choral.data.problems import Problem, balanced
 from choral.data.sources import source_of
 from choral.engine.compute import Compute, OnExisting, is_far
+from choral.engine.events import one_of
 from choral.engine.validation import Limit, set_apart
 from choral.ensemble.ensemble import Ensemble
 from choral.fit import check_options, train

@@ -7,6 +7,7 @@ from torch import nn
 from choral.base import draws
 from choral.base.draws import Kept, under
 from choral.layers.bayesian.sampling import remembered
+from choral.layers.keyed import keyed
 
 WEIGHT = nn.Parameter(torch.zeros(4), requires_grad=False)
 
@@ -16,7 +17,7 @@ def noisy(source=WEIGHT):
 
 
 def drawn(kept, key=1, step=0, source=WEIGHT):
-    with under(kept=kept), draws.keyed(key, step):
+    with under(kept=kept), keyed(key, step):
         return noisy(source), noisy(source), draws.uniform((2,), like=source)
 
 
@@ -50,7 +51,7 @@ def test_parts_of_tensors_and_mapped_draws_are_not_kept():
     with under(kept=kept):
 
         def one(words):
-            with draws.keyed(words, 0):
+            with keyed(words, 0):
                 return noisy()
 
         torch.func.vmap(one)(draws.words(1, 2))

@@ -10,6 +10,7 @@ from choral.base import draws
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.layers.bayesian.patched import DrawnNorm, DrawnStatistics, PatchedLayer
+from choral.layers.keyed import keyed
 from choral.plan import RecalibrateDraws
 from choral.recipes import make
 from choral.recipes.training import Training
@@ -39,7 +40,7 @@ def drawn_network(network, number):
     plain = copy.deepcopy(network)
     for name, module in network.named_modules():
         if isinstance(module, PatchedLayer):
-            with draws.keyed(99, number), draws.repeated(module._key):
+            with keyed(99, number), draws.repeated(module._key):
                 tensors = module._draw()
             layer = module.plain()
             with torch.no_grad():
@@ -106,7 +107,7 @@ def test_before_they_are_known_and_outside_of_numbered_passes_running_statistics
         if isinstance(m, PatchedLayer) and m.drawn is not None:
             m.running_mean.fill_(0.5)
     x = DATA[0]
-    with draws.keyed(0, 1), torch.no_grad():
+    with keyed(0, 1), torch.no_grad():
         before = network(x)
     plain = drawn_network(network, 1).eval()
     torch.testing.assert_close(before, plain(x).detach())

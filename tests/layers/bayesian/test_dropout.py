@@ -4,17 +4,17 @@ from scipy.stats import binomtest
 from torch import nn
 
 from choral import Compute, models
-from choral.base import draws
 from choral.base.errors import InputError
 from choral.fit import fit
 from choral.layers.bayesian.dropout import DropConnect, Dropped, DroppedOutput, StochasticDepth
+from choral.layers.keyed import keyed
 from choral.recipes import mc_dropout
 from choral.testing.problems import CALM
 
 
 def test_units_are_dropped_in_evaluation_and_the_mean_is_kept():
     layer = Dropped(nn.Dropout(0.3)).eval()
-    with draws.keyed(1):
+    with keyed(1):
         y = layer(torch.ones(1, 200_000))
     assert (y == 0).float().mean().item() == pytest.approx(0.3, abs=0.005)
     assert y.mean().item() == pytest.approx(1, abs=0.01)
@@ -22,7 +22,7 @@ def test_units_are_dropped_in_evaluation_and_the_mean_is_kept():
 
 def test_channels_are_dropped_whole():
     layer = Dropped(nn.Dropout2d(0.5))
-    with draws.keyed(1):
+    with keyed(1):
         y = layer(torch.ones(50, 20, 3, 3))
     kept = y.flatten(2)
     assert ((kept == 0).all(2) | (kept == 2).all(2)).all()
@@ -31,7 +31,7 @@ def test_channels_are_dropped_whole():
 
 @pytest.mark.parametrize("kind", [nn.AlphaDropout, nn.FeatureAlphaDropout])
 def test_alpha_dropout_keeps_mean_and_variance(kind):
-    with draws.keyed(1):
+    with keyed(1):
         y = Dropped(kind(0.2))(torch.randn(2000, 100, 2, generator=torch.Generator().manual_seed(0)))
     assert y.mean().item() == pytest.approx(0, abs=0.02)
     assert y.var().item() == pytest.approx(1, abs=0.03)
@@ -48,7 +48,7 @@ def test_dropped_outputs_are_the_layers_own_or_zero():
     plain = nn.Conv2d(2, 4, 3)
     layer = DroppedOutput(plain, rate=0.25).eval()
     x = torch.randn(3, 2, 6, 6)
-    with draws.keyed(2):
+    with keyed(2):
         y = layer(x)
     kept = y != 0
     torch.testing.assert_close(y[kept], plain(x)[kept] / 0.75)
@@ -59,13 +59,13 @@ def test_drop_connect_drops_weights_once_for_the_batch():
     plain = nn.Linear(30, 20)
     layer = DropConnect(plain, rate=0.4).eval()
     x = torch.eye(30)
-    with draws.keyed(3):
+    with keyed(3):
         weight = (layer(x) - plain.bias).T
     dropped = weight.abs() < 1e-6
     assert 0.3 < dropped.float().mean() < 0.5
     torch.testing.assert_close(weight[~dropped], plain.weight[~dropped] / 0.6, atol=1e-5, rtol=1e-4)
     same = torch.ones(4, 30)
-    with draws.keyed(3):
+    with keyed(3):
         rows = layer(same)
     assert torch.equal(rows[0], rows[1])
 
@@ -87,7 +87,7 @@ def test_stochastic_depth_drops_whole_rows_in_training_and_whole_passes_at_predi
     kept = Dropped(plain).eval()
     passes = []
     for seed in range(400):
-        with draws.keyed(seed):
+        with keyed(seed):
             passes.append(kept(x[:3]))
     assert all((y == y.flatten()[0]).all() for y in passes)  # one shallower network for all rows
     assert binomtest(sum(bool(y.any()) for y in passes), 400, 0.75).pvalue > 0.001

@@ -7,6 +7,7 @@ from torch.func import functional_call, vmap
 
 from choral.base import draws
 from choral.layers.bayesian.sampling import GaussianLayer, GaussianNorm, at_means, gaussian_twin
+from choral.layers.keyed import keyed
 from choral.objectives.kl import std_of
 
 PLAIN = [
@@ -74,7 +75,7 @@ def moments(layer: nn.Module, x: torch.Tensor, count: int = 20000) -> tuple[torc
     params, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
 
     def one(words):
-        with draws.keyed(words):
+        with keyed(words):
             return functional_call(layer, params | buffers, (x,))
 
     with torch.no_grad():
@@ -124,11 +125,11 @@ def test_norm_outputs_have_the_closed_form_moments():
 def test_the_same_draw_serves_the_whole_batch_and_the_key_decides_it():
     layer: Any = GaussianLayer(nn.Linear(3, 2), rho=0.0)
     x = torch.randn(1, 3).repeat(5, 1)
-    with draws.keyed(7, 1):
+    with keyed(7, 1):
         one = layer(x)
-    with draws.keyed(7, 1):
+    with keyed(7, 1):
         again = layer(x)
-    with draws.keyed(7, 2):
+    with keyed(7, 2):
         other = layer(x)
     assert torch.equal(one, again)
     assert not torch.allclose(one, other)
@@ -155,13 +156,13 @@ def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
     buffers = {name: torch.stack([b] * 3) for name, b in networks[0].named_buffers()}
 
     def loss(params, buffers, words):
-        with draws.keyed(words, 4):
+        with keyed(words, 4):
             return functional_call(networks[0], params | buffers, (x,)).square().sum()
 
     values = vmap(loss)(stacked, {n: b.clone() for n, b in buffers.items()}, draws.words(*keys))
     gradients = vmap(torch.func.grad(loss))(stacked, buffers, draws.words(*keys))
     for i, (network, key) in enumerate(zip(networks, keys)):
-        with draws.keyed(key, 4):
+        with keyed(key, 4):
             value = network(x).square().sum()
         torch.testing.assert_close(values[i], value)
         for name, gradient in zip(params[i], torch.autograd.grad(value, list(params[i].values()))):
@@ -173,7 +174,7 @@ def test_gradients_of_a_keyed_pass_equal_finite_differences():
     names, x = list(dict(layer.named_parameters())), torch.randn(4, 3, dtype=torch.float64)
 
     def run(*values):
-        with draws.keyed(5):
+        with keyed(5):
             return functional_call(layer, dict(zip(names, values)), (x,))
 
     assert torch.autograd.gradcheck(run, tuple(p for p in layer.parameters()))

@@ -7,6 +7,7 @@ from choral.base.errors import ConversionError, InputError
 from choral.base.values import from_dict
 from choral.layers.bayesian.dropout import DropConnect
 from choral.layers.bayesian.patched import FAMILY, Mixture, PatchedLayer, PatchedNetwork, family
+from choral.layers.keyed import keyed
 
 K = 4
 
@@ -19,7 +20,7 @@ def layer(name, **options):
 def weights(patched, key):
     """The weight and bias one pass uses, read off its outputs."""
     x = torch.cat([torch.zeros(1, 6), torch.eye(6)]).double()
-    with draws.keyed(key), torch.no_grad():
+    with keyed(key), torch.no_grad():
         y = patched(x)
     return (y[1:] - y[0]).T, y[0]
 
@@ -64,9 +65,9 @@ def test_drop_connect_of_the_family_is_the_drop_connect_layer():
     plain = nn.Linear(6, 5).double()
     patched = PatchedLayer(plain, FAMILY["drop_connect"])
     x = torch.randn(3, 6, dtype=torch.float64)
-    with draws.keyed(5):
+    with keyed(5):
         a = patched(x)
-    with draws.keyed(5):
+    with keyed(5):
         b = DropConnect(plain, rate=0.5)(x)
     torch.testing.assert_close(a, b)
 
@@ -87,7 +88,7 @@ def test_the_explicit_ensemble_draws_once_for_the_network():
     wanted = torch.stack([component(k) for k in range(K)])
     seen = set()
     for key in range(30):
-        with draws.keyed(key):
+        with keyed(key):
             y = network(x)
         fits = [k for k in range(K) if torch.allclose(wanted[k], y, atol=1e-6)]
         assert len(fits) == 1
@@ -144,7 +145,7 @@ def test_gradients_of_components_are_unbiased():
     x = torch.randn(4, 6, dtype=torch.float64)
     total = torch.zeros_like(patched.patches["weight"])
     for key in range(400):
-        with draws.keyed(key):
+        with keyed(key):
             total += torch.autograd.grad(patched(x).sum(), patched.patches["weight"])[0]
     wanted = x.sum(0).expand(K, 5, 6) / K  # the output is linear in the weights
     torch.testing.assert_close(total / 400, wanted, atol=6 * x.sum(0).abs().max().item() * 0.43 / 20, rtol=0)
@@ -161,13 +162,13 @@ def test_learned_mixing_draws_by_its_probabilities_and_finds_the_good_component(
     x = torch.ones(1, 1, dtype=torch.float64)
     values = []
     for key in range(2000):
-        with draws.keyed(key):
+        with keyed(key):
             values.append(round(patched(x).item(), 6))
     shares = [values.count(v) / 2000 for v in (0.0, 1.0, 2.0)]
     assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
     optimizer = torch.optim.Adam([patched.mixing], lr=0.05)
     for key in range(400):
-        with draws.keyed(key):
+        with keyed(key):
             loss = (patched(x) - 2.0).square().sum()
         optimizer.zero_grad()
         loss.backward()
@@ -181,12 +182,12 @@ def test_passes_can_be_batched_over_keys():
     x = torch.randn(3, 6, dtype=torch.float64)
 
     def run(words):
-        with draws.keyed(words):
+        with keyed(words):
             return patched(x)
 
     together = torch.func.vmap(run)(draws.words(*range(8)))
     for key in range(8):
-        with draws.keyed(key):
+        with keyed(key):
             torch.testing.assert_close(together[key], patched(x))
 
 

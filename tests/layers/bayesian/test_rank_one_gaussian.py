@@ -9,6 +9,7 @@ from choral.base import draws
 from choral.base.errors import ConversionError, InputError
 from choral.layers.bayesian.rank_one_gaussian import RankOneGaussianLayer
 from choral.layers.bayesian.sampling import at_means
+from choral.layers.keyed import keyed
 from choral.objectives.kl import GaussianKL, rho_of, std_of
 
 PLAIN = [
@@ -57,7 +58,7 @@ def test_outputs_have_the_closed_form_moments():
         layer.bias.normal_()
 
     def one(words):
-        with draws.keyed(words):
+        with keyed(words):
             return functional_call(layer, state, (x,))
 
     with torch.no_grad():
@@ -104,12 +105,12 @@ def test_members_of_a_vmap_with_own_keys_equal_runs_of_their_own():
     state: Any = dict(layer.named_parameters())
 
     def one(words):
-        with draws.keyed(words, 5):
+        with keyed(words, 5):
             return functional_call(layer, state, (x,))
 
     together = vmap(one)(draws.words(8, 9))
     for i, key in enumerate((8, 9)):
-        with draws.keyed(key, 5):
+        with keyed(key, 5):
             torch.testing.assert_close(together[i], layer(x))
 
 

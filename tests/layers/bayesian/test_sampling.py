@@ -5,6 +5,7 @@ from torch import nn
 from choral.base import draws
 from choral.base.draws import now
 from choral.layers.bayesian.sampling import GaussianLayer, at_means, draw
+from choral.layers.keyed import keyed
 from choral.objectives.kl import std_of
 
 
@@ -21,9 +22,9 @@ def test_mean_mode_nests_and_ends_with_its_block():
 
 def test_a_draw_is_the_mean_plus_scaled_noise():
     mean, rho = torch.randn(4, 3), torch.randn(4, 3)
-    with draws.keyed(3):
+    with keyed(3):
         value = draw(mean, rho)
-    with draws.keyed(3):
+    with keyed(3):
         torch.testing.assert_close(value, mean + std_of(rho) * draws.normal((4, 3), like=mean))
     assert draw(None, None) is None
     with at_means():

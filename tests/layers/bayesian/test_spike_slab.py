@@ -8,6 +8,7 @@ from torch.func import functional_call, vmap
 from choral.base import draws
 from choral.base.errors import InputError
 from choral.layers.bayesian.sampling import SpikeSlabLayer, at_means
+from choral.layers.keyed import keyed
 from choral.objectives.kl import SpikeSlabKL, freeze_gates, gate_keep, std_of
 
 
@@ -15,7 +16,7 @@ def outputs(layer: nn.Module, x: torch.Tensor, count: int) -> torch.Tensor:
     state: Any = dict(layer.named_parameters()) | dict(layer.named_buffers())
 
     def one(words):
-        with draws.keyed(words):
+        with keyed(words):
             return functional_call(layer, state, (x,))
 
     with torch.no_grad():
@@ -65,11 +66,11 @@ def test_the_gradient_of_a_gate_is_that_of_the_relaxed_gate():
     with torch.no_grad():
         layer.gate_logit.copy_(torch.tensor([0.3, -1.0, 2.0]))
     x, upstream = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
-    with draws.keyed(11):
+    with keyed(11):
         y = layer(x)
     (y * upstream).sum().backward()
 
-    with draws.keyed(11):
+    with keyed(11):
         for shape in ((3, 2), (3,)):
             draws.normal(shape, like=x)
         u = draws.uniform((3,), like=x)
@@ -132,12 +133,12 @@ def test_members_of_a_vmap_with_own_keys_and_own_frozen_gates_equal_runs_of_thei
     buffers = {"frozen_gate": torch.stack([la.frozen_gate for la in layers])}
 
     def loss(params, buffers, words):
-        with draws.keyed(words, 3):
+        with keyed(words, 3):
             return functional_call(layers[0], params | buffers, (x,)).square().sum()
 
     gradients = vmap(torch.func.grad(loss))(params, buffers, draws.words(*keys))
     for i, (layer, key) in enumerate(zip(layers, keys)):
-        with draws.keyed(key, 3):
+        with keyed(key, 3):
             layer(x).square().sum().backward()
         for name, p in layer.named_parameters():
             torch.testing.assert_close(gradients[name][i], p.grad)
@@ -152,7 +153,7 @@ def test_training_removes_a_node_nobody_needs_and_keeps_the_needed_one():
     readout = torch.tensor([[1.0], [0.0]])  # nothing reads the second node
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for step in range(600):
-        with draws.keyed(17, step):
+        with keyed(17, step):
             fit = layer(x) @ readout
         loss = 0.5 * ((fit - y) / 0.1).square().mean() + penalty(dict(layer.named_parameters()), {}, 1.0) / 200
         optimizer.zero_grad()
