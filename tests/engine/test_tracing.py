@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.func import grad_and_value, vmap
 
 from choral import Compute, models
 from choral.engine import trainers
@@ -154,3 +155,22 @@ def test_a_last_batch_of_any_size_has_a_record_of_its_own(rows, monkeypatch):
     assert calls
     for a, b in zip(one.states(), many.states()):
         assert all(torch.allclose(a.params[n], b.params[n], atol=1e-4) for n in a.params)
+
+
+def test_a_record_gives_the_gradients_of_narrow_and_wide_layers():
+    """Products of a column and a row, with fewer columns than rows, and with more."""
+
+    def loss(first, second, x, y):
+        return ((x @ first.T).tanh() @ second.T - y).square().sum()
+
+    step = vmap(grad_and_value(loss, argnums=(0, 1)))
+
+    def flat(*tensors):
+        (first, second), value = step(*tensors)
+        return [first, second, value]
+
+    for width, units, outputs in ((2, 9, 1), (9, 2, 3), (1, 5, 5)):
+        shapes = (units, width), (outputs, units), (7, width), (7, outputs)
+        given = [torch.randn(3, *shape, generator=G) for shape in shapes]
+        for found, expected in zip(trainers.record(flat, given)(*given), flat(*given), strict=True):
+            torch.testing.assert_close(found, expected)

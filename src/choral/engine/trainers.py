@@ -78,6 +78,7 @@ def sharing_of(structure: Structure, network: nn.Module) -> Sharing:
 
 _ops = torch.ops.aten
 _VIEWS = {_ops.view.default, _ops._unsafe_view.default, _ops.expand.default}
+_BY_NUMBERS = {_ops.mul.Scalar, _ops.pow.Tensor_Scalar}
 _LIKE: dict[Any, Any] = {_ops.ones_like.default: torch.ones, _ops.zeros_like.default: torch.zeros}
 # what tensors offer by the same name, with the same arguments
 _METHODS = {
@@ -103,21 +104,59 @@ def record(function: Callable[..., Any], example: list[Tensor]) -> Callable[...,
 
 
 def _simplify(module: GraphModule) -> None:
-    """Leave out idle views, compute constants once and call operations by name: 20 MLPs (8-50-1) train 1.3 times faster so, to the same values."""
-    operations = [node for node in module.graph.nodes if isinstance(node.target, type(_ops.view.default))]
-    if any(node.target._schema.is_mutable for node in operations):
+    """Leave out idle operations, compute constants once, turn narrow products and call operations by name: 20 MLPs (8-50-1) train 1.6 times
+    faster so.
+    """
+    if any(node.target._schema.is_mutable for node in _operations(module)):
         return  # another operation may see what was written
-    for node in operations:
-        whole: Any = node.args[0] if node.target in _VIEWS else None
-        is_idle = isinstance(whole, Node) and node.meta["val"].shape == whole.meta["val"].shape
-        made = whole if is_idle else _constant(module, node)
-        if made is not None:
-            node.replace_all_uses_with(made)
+    for rule in (_unchanged, _constant, _turned):
+        for node in _operations(module):
+            made = rule(module, node)
+            if made is not None:
+                node.replace_all_uses_with(made)
+        module.graph.eliminate_dead_code()
+    for node in _operations(module):
         name = node.target._schema.name.removeprefix("aten::")
         if name in _METHODS and isinstance(node.args[0], Node):
             node.op, node.target = "call_method", name
-    module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def _operations(module: GraphModule) -> list[Any]:
+    return [node for node in module.graph.nodes if isinstance(node.target, type(_ops.view.default))]
+
+
+def _unchanged(module: GraphModule, node: Node) -> Node | None:
+    """Return the node whose values an operation gives back: a view of the same shape, x * 1, x ** 1, or what is transposed twice."""
+    whole = node.args[0] if node.args else None
+    if not isinstance(whole, Node):
+        return None
+    if node.target == whole.target == _ops.transpose.int and node.args[1:] == whole.args[1:]:
+        return whole.all_input_nodes[0]
+    idle = node.target in _VIEWS or (node.target in _BY_NUMBERS and node.args[1] == 1)
+    return whole if idle and node.meta["val"].shape == whole.meta["val"].shape else None
+
+
+def _turned(module: GraphModule, node: Any) -> Node | None:
+    """Return a product of matrices in a faster form: of a column and a row by elements, and a gradient with fewer columns than rows
+    transposed (8 features, 50 units: a third of the time).
+    """
+    if node.target != _ops.bmm.default:
+        return None
+    (first, second), graph = node.args, module.graph
+    (rows, inner), columns = first.meta["val"].shape[1:], second.meta["val"].shape[2]
+    is_gradient = all(user.op == "output" for user in node.users)
+    if inner > 1 and (columns >= rows or not is_gradient):
+        return None
+    with graph.inserting_before(node):
+        if inner == 1:
+            found = graph.call_method("mul", node.args)
+        else:
+            turned = [graph.call_function(_ops.transpose.int, (matrix, 1, 2)) for matrix in (second, first)]
+            product = graph.call_method("bmm", tuple(turned))
+            found = graph.call_function(_ops.transpose.int, (product, 1, 2))
+    found.meta.update(node.meta)
+    return found
 
 
 def _constant(module: GraphModule, node: Node) -> Node | None:
