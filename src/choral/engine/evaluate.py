@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from choral.base import batches, draws, rng
 from choral.base.batches import Batch
+from choral.base.devices import is_processor
 from choral.engine.blueprint import filled
 from choral.engine.checkpoint import MemberStore
 from choral.engine.compute import threads_for, using
@@ -79,20 +80,24 @@ def is_looped(module: nn.Module) -> bool:
 
 
 ROWS = 1024  # evaluated at once, at most
+_ACTIVATIONS = 1 << 20  # numbers of one layer in a call, at most: they stay near the processor
 _STACK = 8  # networks from which one mapped call takes less than a call of each: of 4 it takes 1.6 times as long
 _ARITHMETIC = 3 << 17  # products of one network in a call, from which stacking no longer pays
 _LAYER = 1 << 20  # numbers of one layer of all stacked networks, at most
-_PASSED = 1 << 22  # numbers of one layer of all passes that are mapped together, at most
+_PASSED = 1 << 20  # numbers of one layer of all passes that are mapped together, at most
 _DRAWN = 1 << 27  # bytes of drawn weights that are kept from call to call, at most
 
 
 class Trees:
-    """Copies of one module tree that share its tensors: functional_call writes into modules, so each thread runs one of its own."""
+    """Copies of one module tree that share its tensors: functional_call writes into modules, so each thread runs one of its own.
 
-    def __init__(self, network: nn.Module):
+    A tree that is not shared by threads is run itself.
+    """
+
+    def __init__(self, network: nn.Module, *, shared: bool = True):
         self.pristine = network.eval()
         self.forgetful = False  # whether every call gets tensors of its own too: the network writes into its buffers
-        self._idle: list[nn.Module] = []
+        self._idle = [] if shared else [self.pristine]
 
     @contextmanager
     def one(self) -> Iterator[nn.Module]:
@@ -130,7 +135,7 @@ class PlainEvaluator:
         found = self._loaded.get(number)
         if found is None:
             state = self.store.get(number)
-            found = Trees(self.task.blueprint.holding(state))
+            found = Trees(self.task.blueprint.holding(state), shared=self.keep)
             found.forgetful = not self.pure
             if self.keep:
                 found = self._loaded.setdefault(number, found)
@@ -162,16 +167,17 @@ class PlainEvaluator:
             self.each = 1
             return found
 
-    def _of(self, number: int, chunk: Batch) -> Tensor:
+    def _of(self, number: int, chunks: Sequence[Batch]) -> Tensor:
         with self.trees(number).one() as network:
-            return self.call(network, self._keys[number], chunk, self._drawn)
+            found = [self.call(network, self._keys[number], chunk, self._drawn) for chunk in chunks]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
 
     def run(self, chunk: Batch) -> Tensor:
         """Return the outputs of all networks for a few points (network, member * draws, batch, ...)."""
         task, found = self.task, []
         with torch.no_grad():
             if self._draws or not self.pure:
-                return torch.stack([self._of(number, chunk) for number in self.numbers])
+                return torch.stack([self._of(number, [chunk]) for number in self.numbers])
             with keyed(self._keys[self.numbers[0]], catch=False):
                 ready = task.fed(chunk)  # once for all
                 for number in self.numbers:
@@ -185,14 +191,18 @@ class PlainEvaluator:
         if len(chunks) == 1:
             return self.run(x)
         with torch.no_grad():
-            return torch.stack([torch.cat([self._of(n, chunk) for chunk in chunks], 1) for n in self.numbers])
+            return torch.stack([self._of(number, chunks) for number in self.numbers])
 
     def look(self, few: Batch) -> None:
         """Find out, on a few rows, what the network does besides computing; a wrong input fails here."""
         trees = self.trees(self.numbers[0])
-        network, given = copy.deepcopy(trees.pristine), copied(few)
+        network, given, sizes = copy.deepcopy(trees.pristine), copied(few), [1]
+        for module in network.modules():  # a copy that is used once
+            module.register_forward_hook(lambda _, __, out: sizes.append(out.numel() if isinstance(out, Tensor) else 1))
         with torch.no_grad(), rng.seeded(0, "look") as lent, keyed(0) as stream, Counting() as counted:
             self.task.run(network, self.task.fed(given))
+        if is_processor(self.task.device):
+            self.rows = min(ROWS, max(64, _ACTIVATIONS * batches.rows(few) // max(sizes)))
         self.operations = operations(network, counted, batches.rows(few))
         self.catch = stream.caught > 0
         same = all(map(torch.equal, network.buffers(), trees.pristine.buffers()))
@@ -347,7 +357,8 @@ class Evaluation:
             if self._settled is None:
                 stacks, numbers = self._stacks()
                 few = copied(batches.moved(batches.part(x, slice(2)), self._task.device))  # networks may write into it
-                made = [PlainEvaluator(self._task, self._store, s, keep=numbers <= KEPT) for s in stacks]
+                keep = numbers <= KEPT and not self._plain
+                made = [PlainEvaluator(self._task, self._store, s, keep=keep) for s in stacks]
                 for plain in made:
                     plain.look(few)
                 self._settled = [plain if self._plain else suited(plain, few) for plain in made]
