@@ -409,3 +409,33 @@ def test_judging_several_inputs():
     assert found["ood"]["rows"] == 5
     with pytest.raises(ChoralError, match="corruptions are for images"):
         evaluate(choral.fit(Reader, (x, Y), ONE), x, Y, corruptions="all")
+
+
+class Remembering(nn.Sequential):
+    """Keeps activations as attributes, as code that looks at features does."""
+
+    def forward(self, x):
+        self.features = [torch.relu(self[0](x))]
+        self.last = self.features[0] * 2
+        return self[1](self.last)
+
+
+def remembering():
+    return Remembering(nn.Linear(X.shape[1], 8), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_a_network_that_keeps_its_activations_is_trained_with_validation(executor):
+    recipe = choral.recipes.deep_ensemble(budget=8, members=2)
+    ensemble = choral.fit(remembering, (X, Y), recipe, validation=0.3, compute=choral.Compute(executor=executor))
+    expected = torch.stack([member(X).softmax(-1) for member in ensemble]).mean(0)
+    torch.testing.assert_close(ensemble.predict(X).probs, expected.detach())
+
+
+@pytest.mark.filterwarnings("ignore:the network handed over")
+def test_a_given_network_may_keep_activations_of_an_earlier_call():
+    network = remembering()
+    network(X).sum().backward()
+    ensemble = choral.fit(network, (X, Y), choral.recipes.deep_ensemble(budget=4, members=2))
+    assert ensemble.predict(X).probs.shape == (len(X), 3)
+    assert network.last.grad_fn is not None

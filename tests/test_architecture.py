@@ -53,7 +53,7 @@ ORDER = [
 
 
 BUDGETS = {
-    "": 1090,  # the modules beside the packages; 350 are choral.plots
+    "": 1110,  # the modules beside the packages; 372 are choral.plots
     "base": 1800,
     "masks": 563,
     "corruptions": 603,
@@ -61,7 +61,7 @@ BUDGETS = {
     "calibration": 635,
     "predictions": 1415,
     "objectives": 1763,
-    "layers": 3545,  # 156 are torch's random functions by the running key, which were in base
+    "layers": 3565,  # 156 are torch's random functions by the running key, which were in base
     "compaction": 1163,
     "structures": 1195,
     "models": 848,
@@ -69,7 +69,7 @@ BUDGETS = {
     "recipes": 2337,
     "data": 1741,
     "tables": 2463,
-    "engine": 5049,
+    "engine": 5200,
     "cluster": 928,
     "deploy": 1335,  # 632 are the server
     "ensemble": 1302,

@@ -1,12 +1,19 @@
-"""show prints a plan with its epochs, members, parameters and FLOPs before training."""
+"""Costs before training: `show` prints a plan with its epochs, members, parameters and FLOPs; `forecast` counts them."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from choral.base.types import Build
-from choral.plan.cost import cost, warning
+from choral.data.sources import Source, source_of
+from choral.engine.flops import Flops, Reached, untrained
+from choral.engine.task import Task, make_task
+from choral.engine.validation import chosen, set_apart, wants_validation
+from choral.plan.cost import batches_in, cost, warning
 from choral.plan.early_stopping import EarlyStopping
+from choral.plan.phases import Collect, Phase, Train
+from choral.plan.walk import Place, walk
 from choral.recipes import recipe_of
 from choral.recipes.recipe import Recipe
 
@@ -39,9 +46,6 @@ def show(
     """
     recipe, source, stop = recipe_of(recipe), None, early_stopping
     if build is not None and data is not None:
-        from choral.data.sources import source_of
-        from choral.engine.validation import chosen, set_apart, wants_validation
-
         given = source_of(data, target)
         wanted = recipe.is_open or wants_validation(stop)
         source, _ = set_apart(given, chosen(validation, given.points, wanted=wanted), 0)
@@ -56,9 +60,6 @@ def show(
         return "\n".join(text)
     if source is None:
         return "\n".join([*text, _sizes(recipe, build)])
-    from choral.engine.flops import Flops, forecast
-    from choral.engine.task import make_task
-
     options: dict[str, Any] = {"output": output, "inputs": transforms, "likelihood": likelihood}
     alone = make_task(build, source, Recipe(name="plain", plan=recipe.plan), **options)
     one = Flops(alone, source)
@@ -74,6 +75,37 @@ def show(
     )
     lacking = warning(recipe.plan, source.points)
     return "\n".join([*text, *([f"warning: {lacking}"] if lacking else [])])
+
+
+@dataclass
+class Forecast:
+    """Counts of a plan that has not run."""
+
+    train_flops: float = 0.0  # of all training
+    predict_flops: float = 0.0  # of one predicted point by all members, every draw counted
+    parameters: int = 0  # that are stored; masked ones do not count
+
+
+def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
+    """Return the cost of a plan by the networks it will train; effects of training (gates that close) are ignored."""
+    flops, found = Flops(task, source), Forecast()
+
+    def train(phase: Train, place: Place, reached: Reached) -> Reached:
+        state, times = reached
+        points = source.drawn(None if state is None else state.subset)  # without a last batch that is left out
+        points = min(batches_in(points, phase.batch_size) * phase.batch_size, points)
+        found.train_flops += times * phase.epochs * points * flops.train(state)
+        return reached
+
+    def collect(phase: Collect, place: Place, reached: Reached) -> Reached:
+        state, times = reached
+        assert state is not None
+        found.parameters += times * state.stored
+        found.predict_flops += times * task.structure.draws * flops.predict(state)
+        return reached
+
+    walk(plan, Reached(None, 1), replace(untrained(task, source), train=train, collect=collect))
+    return found
 
 
 def _sizes(recipe: Recipe, build: Build | nn.Module) -> str:

@@ -5,12 +5,11 @@ import torch
 
 from choral import Compute, models
 from choral.data.sources import TensorSource
-from choral.engine.flops import forecast
 from choral.engine.task import make_task
 from choral.fit import fit
 from choral.masks import erk_densities
 from choral.plan import SGD
-from choral.preview import show
+from choral.preview import forecast, show
 from choral.recipes import make
 from choral.recipes.training import Training
 

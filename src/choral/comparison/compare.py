@@ -25,12 +25,13 @@ from choral.data.tensors import arranged, check_same_order, columns_in
 from choral.engine.compute import Compute, is_far
 from choral.engine.events import Callback, one_of
 from choral.engine.files import write_json
-from choral.engine.flops import Flops, forecast
+from choral.engine.flops import Flops
 from choral.engine.folder import folder_name
 from choral.engine.job import OPTIONS, Call, call_of
 from choral.engine.task import Task, make_task
 from choral.fit import check_options, train
 from choral.plan.cost import short, steps_of, warning
+from choral.preview import forecast
 from choral.recipes import FEW, METHODS, make, recipe_of
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import Training

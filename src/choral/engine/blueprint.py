@@ -18,7 +18,7 @@ from choral.base.errors import InputError
 from choral.base.interface import Interface, evaluating, is_lazy
 from choral.base.types import Build, Builds, Params
 from choral.engine.identity import fingerprint
-from choral.layers.convert import as_linear, layers_of
+from choral.layers.convert import as_linear, copy_of, layers_of
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.kernels import pointwise
 from choral.layers.keyed import keyed
@@ -47,7 +47,7 @@ def bare(build: Build | nn.Module) -> nn.Module:
         return network
     lazy = [b for b in network.buffers() if is_unsettled(b)]  # which torch cannot copy
     memo = {id(b): UninitializedBuffer(dtype=b.dtype, device=b.device) for b in lazy}  # type: ignore[call-arg]  # torch's stub
-    return copy.deepcopy(network, memo)
+    return copy_of(network, memo)
 
 
 def uncompiled(network: nn.Module) -> nn.Module:
@@ -187,7 +187,7 @@ class Blueprint:
         return floats_of(self.network())
 
     def _settle(self, network: nn.Module) -> nn.Module:
-        network = nn.Module.to(copy.deepcopy(network), self.device, self._floats)
+        network = nn.Module.to(copy_of(network), self.device, self._floats)
         for module in network.modules() if not is_processor(self.device) else ():
             if isinstance(module, Joint):
                 module.choose_kernel()
@@ -225,7 +225,7 @@ class Blueprint:
             elif self._built is None:
                 self._skeletons[name] = self._settle(self.joint(0, "skeleton"))
             else:
-                whole = self._converted(self._read(copy.deepcopy(self._built)), 0, "skeleton", kept=False)
+                whole = self._converted(self._read(copy_of(self._built)), 0, "skeleton", kept=False)
                 self._skeletons[name] = self._settle(whole)
         return self._skeletons[name]
 
@@ -244,7 +244,7 @@ class Blueprint:
 
     def holding(self, state: State) -> nn.Module:
         """Return a network of its own that holds the state's values, for evaluation: nothing else writes into it."""
-        return filled(copy.deepcopy(self.network(state.form)).requires_grad_(False).eval(), state)
+        return filled(copy_of(self.network(state.form)).requires_grad_(False).eval(), state)
 
 
 def filled(network: nn.Module, state: State) -> nn.Module:

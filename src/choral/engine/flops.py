@@ -1,7 +1,7 @@
 """Floating-point operations of one training point and one predicted point, counted by torch.
 
 Products of masked weights are left out: a layer that keeps half of its weights counts half, in the forward pass and in both of its
-gradients. `forecast` walks a plan without its training: what it will cost, and what its operators refuse.
+gradients. `rehearse` walks a plan without its training, for what its operators refuse.
 """
 
 import math
@@ -20,8 +20,7 @@ from choral.engine.epochs import BranchContext
 from choral.engine.inspect import Calls, Counting
 from choral.engine.task import Task
 from choral.layers.keyed import keyed
-from choral.plan.cost import batches_in
-from choral.plan.phases import Collect, Fork, Operator, Phase, Starter, Train
+from choral.plan.phases import Fork, Operator, Phase, Starter
 from choral.plan.state import State
 from choral.plan.walk import Place, Visitor, first, once, walk
 
@@ -166,61 +165,30 @@ def _by_weight(
     return found
 
 
-@dataclass
-class Forecast:
-    """Counts of a plan that has not run."""
-
-    train_flops: float = 0.0  # of all training
-    predict_flops: float = 0.0  # of one predicted point by all members, every draw counted
-    parameters: int = 0  # that are stored; masked ones do not count
-
-
-def forecast(task: Task, source: Source, plan: Phase) -> Forecast:
-    """Return the cost of a plan by the networks it will train; effects of training (gates that close) are ignored."""
-    flops, found = Flops(task, source), Forecast()
-
-    def train(phase: Train, place: Place, reached: _Reached) -> _Reached:
-        state, times = reached
-        points = source.drawn(None if state is None else state.subset)  # without a last batch that is left out
-        points = min(batches_in(points, phase.batch_size) * phase.batch_size, points)
-        found.train_flops += times * phase.epochs * points * flops.train(state)
-        return reached
-
-    def collect(phase: Collect, place: Place, reached: _Reached) -> _Reached:
-        state, times = reached
-        assert state is not None
-        found.parameters += times * state.stored
-        found.predict_flops += times * task.structure.draws * flops.predict(state)
-        return reached
-
-    walk(plan, _Reached(None, 1), replace(_untrained(task, source), train=train, collect=collect))
-    return found
-
-
 def rehearse(task: Task, source: Source, plan: Phase) -> None:
     """Raise the errors of operators about the network (nothing to prune, for example) before training."""
-    walk(plan, _Reached(None, 1), replace(_untrained(task, source), rounds=once))
+    walk(plan, Reached(None, 1), replace(untrained(task, source), rounds=once))
 
 
-def _untrained(task: Task, source: Source) -> "Visitor[_Reached]":
+def untrained(task: Task, source: Source) -> "Visitor[Reached]":
     """Return a visitor that applies to an untrained network what does not depend on training."""
 
-    def change(phase: Operator, place: Place, reached: _Reached) -> _Reached:
+    def change(phase: Operator, place: Place, reached: Reached) -> Reached:
         state = reached.state
         if state is None or not phase.foreseen or not set(phase.needs) <= state.slots.keys():
             return reached
         return reached._replace(state=phase.apply(state, BranchContext(task, source, 0, place)))
 
-    def start(phase: Starter, place: Place, reached: _Reached) -> _Reached:
+    def start(phase: Starter, place: Place, reached: Reached) -> Reached:
         return reached._replace(state=state_of(task.blueprint.network()))
 
-    def branches(node: Fork, place: Place, reached: _Reached) -> Iterator[tuple[Place, _Reached]]:
+    def branches(node: Fork, place: Place, reached: Reached) -> Iterator[tuple[Place, Reached]]:
         return first(node, place, reached._replace(times=reached.times * node.branches))
 
     return Visitor(change=change, start=start, branches=branches)
 
 
-class _Reached(NamedTuple):
+class Reached(NamedTuple):
     """The network before a phase, and the number of such networks."""
 
     state: State | None

@@ -4,7 +4,6 @@ The plain network runs once in evaluation mode, with its calls and its autograd 
 forward and backward, on at most four rows. The last member of a shared network is compared with the same member alone.
 """
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from choral.data.inputs import Transforms, checked_transforms, prepare
 from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint, bare, floats_of
 from choral.layers.bayesian.sampling import at_means
-from choral.layers.convert import ends_of, holds
+from choral.layers.convert import copy_of, ends_of, holds
 from choral.layers.joint.network import Joint, channels_last
 from choral.layers.keyed import keyed
 from choral.plan.walk import Visitor, walk
@@ -214,7 +213,7 @@ def inspect_plain(
     with rng.seeded(0, "look"):
         with rng.elsewhere(rng.key(0, "look")):
             network = bare(build)
-        built = None if is_lazy(network) else copy.deepcopy(network)  # a call may leave something behind
+        built = None if is_lazy(network) else copy_of(network)  # a call may leave something behind
         network = nn.Module.to(network, device)  # a network may have a `to` of its own
         _refuse_modules(network, structure)
         floats = floats_of(network)
@@ -402,7 +401,7 @@ class _Trial:
     """A copy of a joint network, and the results of its last call."""
 
     def __init__(self, network: nn.Module, structure: Structure, loss: _Loss, *, training: bool):
-        self.network, self.structure, self._loss = copy.deepcopy(network), structure, loss
+        self.network, self.structure, self._loss = copy_of(network), structure, loss
         self.joint = self.network if isinstance(self.network, Joint) else None
         self.network.train(training or self.joint is not None)
         self.trained = {name for name, p in network.named_parameters() if p.requires_grad}

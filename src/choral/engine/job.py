@@ -6,9 +6,7 @@ without convolutions: stacks of four MLPs of 2 x 128 and 2 x 256 take 0.80 of th
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from choral.engine.flops import rehearse
 from choral.engine.identity import differences, identity_of
 from choral.engine.inspect import Calls, left_plain
 from choral.engine.task import Task, check_runnable, make_task, some_points
-from choral.engine.trainers import UNMAPPED, Pace, PlainTrainer, StackedTrainer, Trainer, stopped
+from choral.engine.trainers import Pace, PlainTrainer, StackedTrainer, Trainer, stopped
 from choral.engine.validation import AUTO, Folds, Validation, chosen, rules_of, set_apart, wants_validation
 from choral.layers.convert import holds
 from choral.plan.early_stopping import EarlyStopping, Measure
@@ -239,14 +237,7 @@ def _check_stackable(job: Job, phase: Train) -> None:
         raise InputError(f"{_UNSTACKED}: its batches may differ in shape; use executor='sequential'.")
     if task.findings.remembers:
         raise InputError(f"{_UNSTACKED}: its tensor {task.findings.remembers!r} changes in a call; make it a buffer.")
-    with Calls(task.blueprint.network()) as running:
-        try:
-            many = _gradients(StackedTrainer, job, phase, keys=[0, 1])
-        except ChoralError:
-            raise
-        except UNMAPPED as error:
-            said = f"{_UNSTACKED}: in {running.where or 'its loss'}, torch.func.vmap stops with '{first_line(error)}'"
-            raise InputError(f"{said}; use executor='sequential'.") from error
+    many = _gradients(StackedTrainer, job, phase, keys=[0, 1])
     wrong = _differing(_gradients(PlainTrainer, job, phase, keys=[1]), many, task)
     if wrong:
         said = f"{_UNSTACKED}: stacked, its parameter {wrong!r} gets another gradient than alone (by a hook, or a list or dict)"
@@ -263,7 +254,14 @@ def _gradients(kind: type[Trainer], job: Job, phase: Train, *, keys: list[int]) 
     order = torch.arange(min(source.points, phase.batch_size))
     stacked = len(keys) > 1
     x, y = next(iter(source.epoch(order.expand(len(keys), -1) if stacked else order, phase.batch_size)))
-    with nullcontext() if stacked else explained(partial(stopped, where="on a first batch,", x=x)):
+
+    def why(error: Exception) -> ChoralError:
+        if not stacked:
+            return stopped(error, "on a first batch,", x)
+        said = f"{_UNSTACKED}: in {running.where or 'its loss'}, torch.func.vmap stops with '{first_line(error)}'"
+        return InputError(f"{said}; use executor='sequential'.")
+
+    with Calls(trainer.network) as running, explained(why):
         trainer.step(x, y, Pace(0, 0.0, 0.0))
     grads = {n: p.grad.detach() for n, p in trainer.trained.items() if p.grad is not None}
     return {n: (grad[-1] if stacked else grad).clone() for n, grad in grads.items()}

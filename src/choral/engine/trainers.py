@@ -24,7 +24,7 @@ from choral.base.values import attributes
 from choral.engine.blueprint import state_of
 from choral.engine.compute import Piece
 from choral.engine.task import Task
-from choral.layers.convert import call_with, holds, ties_of
+from choral.layers.convert import call_with, copy_of, holds, ties_of
 from choral.layers.joint.network import Joint
 from choral.layers.keyed import keyed
 from choral.plan.optimizers import Member, Stepper, clip_gradients
@@ -348,7 +348,7 @@ class StackedTrainer(_Trainer):
         """Stack the states and restore the stacked optimizer."""
         self.held = list(states)
         device = self.task.device
-        self.network = self.task.blueprint.network(states[0].form).train()
+        self.network = copy_of(self.task.blueprint.network(states[0].form)).train()  # what it keeps is mapped
         self._ties = ties_of(self.network)
         self.sharing = sharing_of(self.task.structure, self.network)
 

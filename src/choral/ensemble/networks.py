@@ -1,6 +1,5 @@
 """Your own networks: ensembles of networks trained elsewhere, and choral's structures in your own training loop."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from choral.engine.task import Task, make_task
 from choral.engine.trainers import sharing_of
 from choral.ensemble.ensemble import Ensemble
 from choral.ensemble.held_out import settle_noise
+from choral.layers.convert import copy_of
 from choral.layers.keyed import keyed
 from choral.objectives.likelihoods import Likelihood
 from choral.plan import Collect, Start, fork, seq
@@ -125,7 +125,7 @@ def _computes(task: Task, network: nn.Module, item: Any, source: Source) -> bool
 
 def _network(item: Any, build: Build | None, number: int) -> nn.Module:
     if isinstance(item, nn.Module):
-        return copy.deepcopy(uncompiled(item)).requires_grad_()
+        return copy_of(uncompiled(item)).requires_grad_()
     where = f"networks[{number}]"
     if not isinstance(item, Mapping | str | Path):
         raise InputError(f"{where} is {type(item).__name__}; give an nn.Module, a state dict or a .safetensors path.")
@@ -148,7 +148,7 @@ class Converted:
         self._task, self._recipe, self._given, self._source = task, recipe, given, source
         state = task.blueprint.given(seed, "own")
         assert state is not None, "a network was given"
-        self.network: nn.Module = copy.deepcopy(task.blueprint.load(state)).train()
+        self.network: nn.Module = copy_of(task.blueprint.load(state)).train()
         self.points, self._key = source.mass(), rng.key(seed, "own", "train")
         self._sharing = sharing_of(recipe.structure, self.network)
         for name, p in self.network.named_parameters():

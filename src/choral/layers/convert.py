@@ -7,6 +7,7 @@ place, by kind, name or shape; `include` and `exclude` restrict the walk by name
 each name, and the second exchange would keep the first one's tensor as the original. Here every tensor is exchanged once.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -21,6 +22,25 @@ from choral.base.errors import ConversionError
 from choral.base.text import fitting, matches
 from choral.layers.functional import WEIGHTED, Twin, filled, holding, numbers, same_results
 from choral.layers.packed.layers import GroupedLinear
+
+
+def copy_of(network: nn.Module, known: Mapping[int, Any] | None = None) -> Any:
+    """Return a copy of a network; activations that it keeps as attributes lose their graph, which torch cannot copy.
+
+    `known` has what stands for objects in the copy, by their ids.
+    """
+
+    def kept(value: Any) -> Iterator[Tensor]:
+        match value:
+            case Tensor(grad_fn=graph) if graph is not None:
+                yield value
+            case dict():
+                yield from kept(list(value.values()))
+            case list() | tuple():
+                yield from itertools.chain.from_iterable(map(kept, value))
+
+    activations = {id(t): t.detach().clone() for module in network.modules() for t in kept(vars(module))}
+    return deepcopy(network, {**activations, **(known or {})})
 
 
 def ties_of(network: nn.Module) -> dict[str, str]:
@@ -117,7 +137,7 @@ def swap(
     """
     names = [name for name, _ in network.named_modules(remove_duplicate=False)]
     fitting(names, (*include, *exclude), f"layers of {type(network).__name__}")
-    copy = deepcopy(network)
+    copy = copy_of(network)
     settled: dict[int, tuple[nn.Module, nn.Module]] = {}  # keeps the old module alive, so that its id stays its own
 
     def visit(name: str, module: nn.Module) -> nn.Module:
