@@ -348,7 +348,9 @@ class StackedTrainer(_Trainer):
         """Stack the states and restore the stacked optimizer."""
         self.held = list(states)
         device = self.task.device
-        self.network = copy_of(self.task.blueprint.network(states[0].form)).train()  # what it keeps is mapped
+        shared = self.task.blueprint.network(states[0].form)
+        held = {id(t): t for t in (*shared.parameters(), *shared.buffers())}
+        self.network = copy_of(shared, held).train()  # attributes that forward writes are mapped
         self._ties = ties_of(self.network)
         self.sharing = sharing_of(self.task.structure, self.network)
 
