@@ -168,7 +168,7 @@ def test_weights_that_items_bring_along_are_those_given_beside_them(kind):
             "W",
             r"sample_weight='W' is not a part of an item, which is a dict with 'input', 'label', 'w'",
         ),
-        ((X, X[:, 0]), "w", r"sample_weight='w' says which part of an item is its weight, but data is a tuple"),
+        ((X, X[:, 0]), "w", r"sample_weight='w' names a part of an item, but data is a tuple"),
         ((X, X[:, 0], COUNTS), COUNTS, "data brings weights as its third part, and weights is given too"),
     ],
 )

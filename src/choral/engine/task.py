@@ -20,7 +20,6 @@ from choral.data.sources import Source
 from choral.engine.blueprint import Blueprint
 from choral.engine.compute import Parts, check_parts
 from choral.engine.inspect import Findings, Plain, check_alone, inspect_plain, inspect_training, lost_weights
-from choral.layers.joint.layers import CutError
 from choral.layers.joint.network import Joint
 from choral.layers.keyed import keyed
 from choral.objectives.likelihoods import Likelihood, resolve
@@ -218,11 +217,9 @@ def make_task(
         _check_patterns(recipe, network)
         try:
             return replace(task, findings=_inspected(task, source, recipe, plain))
-        except ChoralError as error:
+        except ChoralError:
             # a kernel that fails or computes something else is left out, where the choice is choral's: it is an optimization
-            if not isinstance(network, Joint) or network.kernel == "loop":
-                raise
-            if not network.is_open and not isinstance(error, CutError):
+            if not isinstance(network, Joint) or network.kernel == "loop" or not network.is_open:
                 raise
             interface = replace(interface, avoids=(*interface.avoids, network.kernel))
 

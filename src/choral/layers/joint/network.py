@@ -28,7 +28,7 @@ from choral.base.batches import Batch
 from choral.base.errors import ConversionError
 from choral.layers.convert import call_with, holds, layers_of, plain_network, ties_of
 from choral.layers.functional import BATCH_NORMS, spatial
-from choral.layers.joint.layers import Foldable, fold, unfold
+from choral.layers.joint.layers import CutError, Foldable, fold, unfold
 
 # vmap runs a few operations, such as pooling with channels last, member by member and warns of their speed in every network
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
@@ -81,6 +81,8 @@ class Joint(nn.Module):
         self._trunk = 0 if own_inputs else _common(network, self.stacked)
         self._asked = kernel
         self._avoided: tuple[str, ...] = ()
+        self._folded = set[torch.Size]()  # shapes of batches that were folded
+        self._cuts = False  # whether forward code took a part of one
         self.choose_kernel()
 
     @property
@@ -122,7 +124,25 @@ class Joint(nn.Module):
     def forward(self, x: Batch) -> Tensor:
         if self.members == 1:
             return self._loop(x)
-        return {"loop": self._loop, "grouped": self.together, "matmul": self._matmul}[self.kernel](x)
+        if self.kernel == "matmul" and not self._cuts:
+            return self._matmul_or_loop(x)
+        return self.together(x) if self.kernel == "grouped" else self._loop(x)
+
+    def _matmul_or_loop(self, x: Batch) -> Tensor:
+        """Fold members into the batch, or run them in a loop from now on if forward code takes parts of batches of so many rows."""
+        rows, stream = batches.leaves(x)[0].shape, draws.now().stream
+        before = [] if rows in self._folded else [(b, b.clone()) for b in self.network.buffers()]
+        self._folded.add(rows)
+        site = 0 if stream is None else stream.site
+        try:
+            return self._matmul(x)
+        except CutError:
+            self._cuts = True
+        for buffer, value in before:
+            buffer.copy_(value)
+        if stream is not None:
+            stream.site = site
+        return self._loop(x)
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         params: dict[str, Tensor] = {n: p for n, p in self.network.named_parameters() if n in self.stacked}
