@@ -26,6 +26,7 @@ LONGEST = 10_000  # characters of a name or of one category
 MOST = 100_000  # categories of a column, classes of a target
 _KEPT = 64  # categories of a column that have a number of their own
 _MANY = 20  # rows, fewer of which do not show that every value occurs once
+_FAR = 20  # standard deviations of training, beyond which a number without % was meant as one with it
 _DIGITS = 1e5  # numbers from here on that count rows one after the other are ids
 NO_VALUE, UNKNOWN = "(no value)", "(unknown)"
 _FLAGS = (("yes", "no"), ("true", "false"), ("y", "n"), ("t", "f"), ("on", "off"))
@@ -54,10 +55,6 @@ class Scale(Value):
             mean, std = float(values[0] + apart.mean()), float(apart.std())
         return cls(mean=mean, std=std if std > 1e-15 * abs(mean) else 1.0)
 
-    def apply(self, values: Any) -> Any:
-        """Return values in units of the scale."""
-        return (values - self.mean) / self.std
-
     def undo(self, values: Any) -> Any:
         """Return scaled values in their own units."""
         return values * self.std + self.mean
@@ -65,17 +62,11 @@ class Scale(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Value, ABC):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: its name in the header.
-        missing: whether training had missing values, which are then marked by a further input, the last.
-        unread: training cells of another kind than the column, which count as missing.
-    """
-
-    name: str
-    missing: bool = False
-    unread: int = 0
+    name: str  # in the header
+    missing: bool = False  # whether training had missing values, which are then marked by a further input, the last
+    unread: int = 0  # training cells of another kind than the column, which count as missing
     reason, beside = "", False  # why it is left out, and whether it is shown next to predictions
     read_as: ClassVar[str]  # its kind, in a word or two
 
@@ -119,14 +110,10 @@ class Column(Value, ABC):
 
     def places(self, codes: np.ndarray) -> np.ndarray | None:
         """Return the positions of cells (row, width) on a line (row,), NaN for missing ones; None if values have no order."""
-        found = self._places(codes)
-        return found if found is None or not self.missing else np.where(codes[:, -1] > 0.5, np.nan, found)
+        return None
 
     def _said(self, code: np.ndarray) -> str:
         return NO_VALUE
-
-    def _places(self, codes: np.ndarray) -> np.ndarray | None:
-        return None
 
 
 def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "count as cells without a value") -> None:
@@ -134,9 +121,6 @@ def _say_odd(cells: Cells, odd: np.ndarray, what: str, path: str, done: str = "c
         others = " and others" * (cells.series[odd].astype(str).nunique() > 1)
         where = f"{path}: column '{short(cells.name)}' holds {short(cells.first(odd))!r}{others} in {cells.lines(odd)}"
         warn(f"{where}, which {what}; {odd.sum():,} such cell(s) {done}.")
-
-
-_FAR = 20  # standard deviations of training, beyond which a number without % was meant as one with it
 
 
 def _doubles(*values: float) -> Iterable[Tensor]:
@@ -179,21 +163,16 @@ class _Scaled(Column):
         odd = int((absent & ~cells.absent).sum())
         return replace(self, missing=bool(absent.any()), unread=odd, scale=Scale.of(values[~absent]))
 
-    def _places(self, codes: np.ndarray) -> np.ndarray | None:
-        return np.asarray(self.scale.undo(codes[:, 0]))
+    def places(self, codes: np.ndarray) -> np.ndarray:
+        return np.where(self.missing & (codes[:, -1] > 0.5), np.nan, self.scale.undo(codes[:, 0]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(_Scaled):
-    """A column of numbers, standardized; missing values are filled with the median of training.
+    """A column of numbers, standardized; missing values are filled with the median of training."""
 
-    Attributes:
-        fill: the median.
-        unit: the unit after the numbers, or their currency; numbers with another unit count as missing.
-    """
-
-    fill: float = 0.0
-    unit: str = ""
+    fill: float = 0.0  # the median
+    unit: str = ""  # after the numbers, or their currency; numbers with another unit count as missing
     codes, read_as = 1, "number"
 
     @classmethod
@@ -211,7 +190,7 @@ class NumberColumn(_Scaled):
 
     @property
     def _what(self) -> str:
-        return f"a number{in_unit(self.unit)}"
+        return "a number" + f" in {short(self.unit, 20)}" * bool(self.unit)
 
     def _values(self, cells: Cells, path: str) -> np.ndarray:
         values = cells.numbers(self.unit)
@@ -239,22 +218,12 @@ class NumberColumn(_Scaled):
         return f"{self.scale.undo(float(code[0])):.6g}"
 
 
-def in_unit(unit: str) -> str:
-    """Return the words for a unit behind 'a number'."""
-    return f" in {short(unit, 20)}" if unit else ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class DateColumn(_Scaled):
-    """A column of dates: days since 1970, and their position in the year, in the week and, if training had times, in the day.
+    """A column of dates: days since 1970, and their position in the year, in the week and, if training had times, in the day."""
 
-    Attributes:
-        formats: formats of the training dates, as in `pandas.to_datetime`; none for a datetime dtype.
-        times: whether training had times of the day.
-    """
-
-    formats: tuple[str, ...] = ()
-    times: bool = False
+    formats: tuple[str, ...] = ()  # of the training dates, as in `pandas.to_datetime`; none for a datetime dtype
+    times: bool = False  # whether training had times of the day
     read_as, _what = "date", "a date as the training data has them"
 
     @classmethod
@@ -311,9 +280,7 @@ class DateColumn(_Scaled):
 class _Worded(Column):
     """A column of words. Words that differ only in case and spaces are one, in the most frequent spelling.
 
-    Attributes:
-        other: whether training had more values; these and all unknown ones share a code. Without it unknown values are coded as none of
-            the known ones.
+    With `other`, training had more values than these, which share a code with all unknown ones; else unknown values are coded as none.
     """
 
     values: tuple[str, ...]
@@ -366,14 +333,11 @@ class FlagColumn(_Worded):
     """A column of two words for no and yes: -1 and 1, and 0 for missing values."""
 
     read_as, _place = "flag", _SAYS | {"0": 0, "1": 1}  # in whatever words
+    _rows = np.array([[-1.0], [1.0], [0.0]])
 
     @property
     def detail(self) -> str:
         return f"{self.values[1]} or {self.values[0]}" + "; cells without a value are marked" * self.missing
-
-    @property
-    def _rows(self) -> np.ndarray:
-        return np.array([[-1.0], [1.0], [0.0]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +382,7 @@ class OrderedColumn(_Worded):
         steps = len(self.values) - 1
         return np.vstack([np.tri(steps + 1, steps, -1), np.full(steps, 0.5)])
 
-    def _places(self, codes: np.ndarray) -> np.ndarray:
+    def places(self, codes: np.ndarray) -> np.ndarray:
         steps = codes[:, : self.codes]
         return np.where(((steps > 0.25) & (steps < 0.75)).all(1), np.nan, (steps > 0.5).sum(1))
 

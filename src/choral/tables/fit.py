@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,7 +32,7 @@ from choral.recipes import METHODS, make
 from choral.recipes.recipe import Recipe
 from choral.recipes.training import SCHEDULES, Training
 from choral.tables import defaults
-from choral.tables.defaults import AUTO, FOLDS, LEAST_IN_TURN, LEAST_ROWS, METHOD, is_small, is_table
+from choral.tables.defaults import AUTO, FOLDS, LEAST_IN_TURN, LEAST_ROWS, METHOD, SMALL, is_table
 from choral.tables.problems import Columns, load_problem, weights_in
 from choral.tables.reading import as_frame, is_frame, read_table
 from choral.tables.search import Candidate, Judge, search, training_ends
@@ -106,8 +106,7 @@ def fit_table(
     problem, each = (problem, {}) if class_weight is None else balanced(problem, class_weight)
     apart = compute.data_parallel or compute.cluster is not None or is_far(options.get("run_dir"))
     apart = apart or options.get("on_existing") == "extend"
-    said = {f.name: getattr(training or _OPEN, f.name) for f in fields(_OPEN)}
-    settings = {name: value for name, value in said.items() if value != getattr(_OPEN, name)}
+    settings = {name: value for name, value in vars(training or _OPEN).items() if value != getattr(_OPEN, name)}
     ready = prepared(
         problem,
         method=METHOD if method is None and apart else method,
@@ -342,7 +341,7 @@ def short_list(ready: Ready, epochs: int, patient: Ready | None) -> list[Candida
     `patient` has wide networks and long training, for regression of small tables: where the first candidate leaves little noise, it
     follows. The list was made on parts of training rows (`benchmarks/small_tables.py`), never on test rows.
     """
-    small = is_small(ready.problem)
+    small = len(ready.problem.x_train) < SMALL
 
     def entry(of: Ready, name: str, why: str, lr: float = 1.0, *, light: bool = False, **changes: Any) -> Candidate:
         with rng.seeded(0, "look"):

@@ -29,7 +29,8 @@ _EMPTY = ["", "?", "na", "NA", "n/a", "N/A", "n.a.", "N.A.", "nan", "NaN", "null
 _BLANK = {*(word.lower() for word in _EMPTY), "none", "-", "--", ".", "missing", "unknown"}
 _SIGNS = "$€£¥₹₽₩"
 _CODES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹", "CHF": "CHF", "CAD": "CAD", "AUD": "AUD"}
-_MONEY = rf"[{_SIGNS}]|{'|'.join(_CODES)}"
+_MONEY, _SYMBOLS = rf"[{_SIGNS}]|{'|'.join(_CODES)}", {*_SIGNS, *_CODES.values()}
+_CODE = re.compile(r"\s*0\d+\s*")  # 00123, which would be lost with a numeric dtype
 _NUMBER = re.compile(
     rf"(?P<sign>[-+\u2212]?)\s*(?P<before>{_MONEY})?\s*(?P<minus>-?)"
     r"(?P<digits>[1-9]\d{0,2}(?:[,\s'\u2019]\d{3})+(?:\.\d*)?|\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)\s*"
@@ -157,15 +158,11 @@ def _is_encoded(file: Any, encoding: str) -> bool:
 
 
 def _codes(sample: str, mark: str) -> dict[str, type]:
-    """Return the columns whose first cells have zeros before whole numbers, such as 00123, which would be lost with a numeric dtype."""
+    """Return the columns whose first cells have zeros before whole numbers, as text."""
     lines = [line for line in sample.splitlines()[:200] if line.strip()]
     rows = [row for row in csv.reader(lines, delimiter=mark, skipinitialspace=True) if row]
     whole = [row for row in rows if len(row) == len(rows[0])]
-    return {name: str for name, *cells in zip(*whole) if any(map(_is_code, cells))}
-
-
-def _is_code(word: str) -> bool:
-    return bool(re.fullmatch(r"0\d+", word.strip()))
+    return {name: str for name, *cells in zip(*whole) if any(map(_CODE.fullmatch, cells))}
 
 
 def is_frame(value: Any) -> bool:
@@ -318,7 +315,7 @@ class Cells:
         values, units = self._parsed
         known = np.isfinite(values) & (self.counts > 0)
         odd, sure, point = (known & [bool(re.search(form, str(w))) for w in self.words] for form in _THOUSANDS)
-        if odd.any() and (point.any() or odd[known].all()) and not sure.any() and not any(map(is_money, units[known])):
+        if odd.any() and (point.any() or odd[known].all()) and not sure.any() and _SYMBOLS.isdisjoint(units[known]):
             cells = self.spread(odd, False).astype(bool)
             warn(
                 f"{path}: column '{short(self.name)}' holds {short(self.first(cells))!r} in {self.lines(cells)}, which is read with its separator "
@@ -332,8 +329,7 @@ class Cells:
             return "seconds" if self._is_span else ""
         values, units = self._parsed
         rows = {unit: int(self.counts[(units == unit) & ~np.isnan(values)].sum()) for unit in set(units)}
-        bare = rows.get("", 0)
-        reach = {unit: count + bare * is_money(unit) for unit, count in rows.items() if count}
+        reach = {unit: count + rows.get("", 0) * (unit in _SYMBOLS) for unit, count in rows.items() if count}
         return max(reach, key=lambda unit: (reach[unit], unit), default="")
 
     @cached_property
@@ -344,7 +340,7 @@ class Cells:
     @property
     def is_numeric(self) -> bool:
         """Whether nearly all cells with a value are numbers in one unit, and none is a code such as 00123."""
-        if not self._is_typed and any(map(_is_code, self.words)):
+        if not self._is_typed and any(map(_CODE.fullmatch, self.words)):
             return False
         return bool((~np.isnan(self.own_numbers)).sum() >= max(1, MOSTLY * (~self.absent).sum()))
 
@@ -355,7 +351,7 @@ class Cells:
         if self.is_date:
             return np.full(len(self), np.nan)
         values, units = self._parsed
-        bare = unit in ("", "seconds") or is_money(unit) or not (units != "").any()
+        bare = unit in ("", "seconds", *_SYMBOLS) or not (units != "").any()
         known = (units == unit) | ((units == "") & bare)
         return self.spread(np.where(known & ~self._blank, values, np.nan), np.nan)
 
@@ -373,8 +369,7 @@ class Cells:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of days above 12 where the month is expected
                     guesses = [guess_datetime_format(word, dayfirst=first) for first in ("/" not in word, "/" in word)]
-                iso = "ISO8601" if re.match(r"\d{4}-\d\d-\d\d", word) else None
-                for form in [iso] if iso else guesses:
+                for form in ["ISO8601"] if re.match(r"\d{4}-\d\d-\d\d", word) else guesses:
                     if form and form not in tries and turned(form) not in found:
                         tries[form] = int(np.isfinite(_days(left, form)).sum())
             best = max(tries, key=lambda form: tries[form], default=None)
@@ -400,8 +395,8 @@ class Cells:
         """Return where the first of some rows are: lines as people count them in a file, or rows as a data frame names them."""
         begin = self._first_line
         found = [str(i + begin if begin else i) for i in self.series.index[which][:5].tolist()]
-        word = f"{'line' if begin else 'row'}{'s' if len(found) > 1 else ''}"
-        return f"{word} {', '.join(found[:4])}{', ...' if len(found) > 4 else ''}"
+        word = ("line" if begin else "row") + "s" * (len(found) > 1)
+        return f"{word} {', '.join(found[:4])}{', ...' * (len(found) > 4)}"
 
     def first(self, which: np.ndarray) -> str:
         """Return the word of the first of some rows; an empty text for a cell without one."""
@@ -426,11 +421,6 @@ def _parsed(held: Any) -> tuple[np.ndarray, np.ndarray]:
         money = parts[["before", "after"]].apply(lambda side: side.str.upper().map(_CODES).fillna(side))
         units[rest] = money["before"] + money["after"]
     return values, units
-
-
-def is_money(unit: str) -> bool:
-    """Return whether a unit is a currency."""
-    return unit in (*_SIGNS, *_CODES.values())
 
 
 def turned(form: str) -> str:

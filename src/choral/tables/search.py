@@ -94,8 +94,7 @@ class Judge:
 
     def outputs(self, ensemble: Ensemble) -> Tensor:
         """Return its raw outputs for the rows (member, row, ...)."""
-        found: OutOfFold | None = ensemble._out_of_fold
-        return ensemble.outputs(self.x) if self.apart or found is None else found.outputs
+        return ensemble.outputs(self.x) if self.apart else ensemble._out_of_fold.outputs
 
     def lacks(self, ensemble: Ensemble) -> str:
         """Return a sentence if the time limit was reached before members of all folds were trained; nothing if a candidate can be judged."""

@@ -14,7 +14,7 @@ from choral.base.text import short
 from choral.base.values import Value
 from choral.data.splitting import Seen
 from choral.data.tensors import LARGEST
-from choral.tables.columns import Column, LeftOutColumn, check_names, in_unit, learn_column, spelled
+from choral.tables.columns import Column, LeftOutColumn, check_names, learn_column, spelled
 from choral.tables.reading import Cells, folded, places_of
 
 _FEW = 20  # whole targets with at most this many different values are classes
@@ -26,27 +26,16 @@ Kind = Literal["classification", "regression"]
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Value):
-    """How rows of a table become inputs and targets, and predictions become classes and units again.
+    """How rows of a table become inputs and targets, and predictions become classes and units again."""
 
-    Attributes:
-        columns: the columns besides the target, in the order of the inputs; none for arrays.
-        target: name of the column to predict.
-        task: 'classification' or 'regression'.
-        reason: why the target is read as that task, as text.
-        classes: names of the classes, in the order of their numbers; empty for regression.
-        unit: unit of the target, such as kg or $.
-        seen: the training rows.
-        origin: arguments of a built-in problem, which determine its held-out rows.
-    """
-
-    columns: tuple[Column, ...] = ()
-    target: str = "y"
+    columns: tuple[Column, ...] = ()  # all but the target, in the order of the inputs; none for arrays
+    target: str = "y"  # the column to predict
     task: Kind = "regression"
-    reason: str = ""
-    classes: tuple[str, ...] = ()
-    unit: str = ""
-    seen: Seen | None = None
-    origin: str = ""
+    reason: str = ""  # why the target is read as that task, in words
+    classes: tuple[str, ...] = ()  # names, in the order of their numbers; empty for regression
+    unit: str = ""  # of the target, such as kg or $
+    seen: Seen | None = None  # the training rows
+    origin: str = ""  # arguments of a built-in problem, which determine its held-out rows
 
     def __post_init__(self) -> None:
         if self.task == "classification":
@@ -81,8 +70,8 @@ class Table(Value):
     def names_of(self, outputs: int) -> tuple[str, ...] | None:
         """Return the names of so many classes, None if the table names none; RunError if it names others."""
         if len(self.classes) not in (0, outputs):
-            count = len(self.classes)
-            raise RunError(f"the table names {count} classes but the network gives {outputs}; fit it again.")
+            known = len(self.classes)
+            raise RunError(f"the table names {known} classes but the network gives {outputs}; fit it again.")
         return self.classes or None
 
     @property
@@ -253,7 +242,7 @@ def _target_numbers(cells: Cells, unit: str, path: str) -> np.ndarray:
     if bad.any():
         raise InputError(
             f"{path}: the target '{cells.name}' holds {short(cells.first(bad))!r} ({cells.lines(bad)}), which "
-            f"is not a number{in_unit(unit)} of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
+            f"is not a number{f' in {short(unit, 20)}' * bool(unit)} of at most {LARGEST:g} in size; correct or drop it, or use --task classification."
         )
     return values
 
