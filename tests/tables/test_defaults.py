@@ -11,7 +11,7 @@ from choral.cli.options import Reading, Settings, Watching, prepare_fit
 from choral.data.problems import Problem
 from choral.models import spec_of
 from choral.plan import AdamW, EarlyStopping
-from choral.tables.defaults import default_model, epochs_of, factory, is_table, stopping, training_for
+from choral.tables.defaults import LATE, default_model, epochs_of, factory, is_table, stopping, training_for
 from choral.tables.fit import prepared
 
 
@@ -62,8 +62,11 @@ def test_a_search_of_a_small_table_begins_with_quick_training_and_keeps_wide_net
     assert (found.training.lr, found.early_stopping) == (0.004, stopping(problem(), quick=True))
     assert spec_of(found.build())["arguments"]["hidden"] == [64, 64]
     hidden = {c.name: spec_of(c.build())["arguments"]["hidden"] for c in found.candidates if c.clean}
-    assert hidden == {"residual": [256], "wide": [256, 256], "waves": [256, 256]}
-    assert all(c.early_stopping == stopping(problem(), quick=not c.clean) for c in found.candidates)
+    assert hidden == {"residual": [256], "waves": [256, 256]}
+    kinds = {(c.clean, c.epochs, c.early_stopping) for c in found.candidates}
+    quick, late = stopping(problem(), quick=True), stopping(problem(), **LATE)
+    assert kinds == {(None, 600, quick), (False, 600, quick), (True, 900, late)}
+    assert late.patience > stopping(problem(), quick=False).patience > quick.patience
     assert prepared(problem(), patience=3).candidates[1].early_stopping == EarlyStopping(patience=3)
     assert not any(c.clean for c in prepared(problem(dtype=np.int64)).candidates)
     large = prepared(problem(rows=1000))

@@ -225,7 +225,7 @@ def test_what_is_chosen_and_what_decides_it() -> None:
     frame = houses(120)
     frame["owner"], frame["day"] = np.arange(120) // 4, np.arange(120)
     whole = load_problem(frame, target="price", holdout=None)
-    clean = ["residual", "wide", "waves"]  # networks for targets with little noise
+    clean = ["residual", "waves"]  # networks for targets with little noise
     assert [c.name for c in prepared(whole).candidates] == ["deep_ensemble", *clean, "periodic", "linear"]
     assert [c.name for c in prepared(whole).candidates if c.clean] == clean
     assert [c.name for c in prepared(whole).candidates if c.stacked] == ["periodic"]

@@ -31,8 +31,9 @@ SOON, GAIN = 160, 0.002  # of quick training: steps to wait, and the gain that c
 
 # of the search
 CLEAN = 0.33  # RMSE in deviations of a small table's target, below which wide networks and long training are worth their time
+LATE: dict[str, Any] = {"quick": False, "wait": 1300}  # how these stop
 QUICK = 10.0  # times the learning rate, for straight lines: few weights, which start far from where they end
-LEAST_EPOCHS, LONGER = 4, 1.5  # epochs of other candidates: so many, or so many times the first one's
+LEAST_EPOCHS, LONGER = 4, 1.5  # epochs of other candidates: so many, or times the first one's (its limit where clean)
 LONG = 6e11  # operations, a quarter of a minute of one core, above which light candidates alone follow the first
 RESERVE, LEAST_RESERVE = 0.15, 1.0  # of a time limit, and in seconds: what choosing, writing and scoring have
 ROUNDS = 16  # times that all candidates are trained, at most, where a time limit leaves time for more than one
@@ -145,15 +146,15 @@ def training_for(
     )
 
 
-def stopping(problem: Problem, batch_size: int | None = None, *, quick: bool | None = None) -> EarlyStopping:
-    """Return when members of a table's ensemble stop, each by itself: after 20 epochs, or 600 steps, without a better score;
-    in quick training after 160.
-
-    To stop all by their joint score cost NLL on ten inner test parts of ten (training rows of five regression tables).
+def stopping(
+    problem: Problem, batch_size: int | None = None, *, quick: bool | None = None, wait: int = WAIT
+) -> EarlyStopping:
+    """Return when members of a table's ensemble stop, each by itself: after 20 epochs, or 600 steps (`wait`), without a better score;
+    in quick training after 160. To stop all by their joint score cost NLL on ten inner test parts of ten (five regression tables).
     """
     rows, quick = len(problem.x_train), is_quick(problem) if quick is None else quick
     steps = max(-(-rows // (batch_size or 32)), 1)
-    patience = max(PATIENCE, -(-(SOON if quick else WAIT) // steps))
+    patience = max(PATIENCE, -(-(SOON if quick else wait) // steps))
     if rows >= SMALL:
         return EarlyStopping(patience=patience)
     return EarlyStopping(patience=patience, min_delta=GAIN if quick else 0.0, every=max(1, LOOK // steps))

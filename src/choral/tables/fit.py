@@ -173,9 +173,7 @@ class Ready:
 
     def arguments(self) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
         """Return the network, data and recipe that `choral.fit` gets, and the options that go with them."""
-        trained, held = self.problem, self.validation
-        if self.shares:
-            trained, held = trained.validating(held)
+        trained, held = self.problem.validating(self.validation) if self.shares else (self.problem, self.validation)
         cv: Any = self.folds if self.folds is None or trained.groups is None else (self.folds, trained.groups)
         known: dict[str, Any] = {"likelihood": trained.likelihood, "table": trained.table, "cv": cv}
         known |= {"validation": held, "early_stopping": self.early_stopping}
@@ -257,7 +255,7 @@ def prepared(
         early_stopping = EarlyStopping(patience=patience)
     stops = [early_stopping] * 2
     if early_stopping is None and share is not None:
-        stops = [defaults.stopping(problem, training.batch_size, quick=how) for how in (quick, False)]
+        stops = [defaults.stopping(problem, training.batch_size, **how) for how in ({"quick": quick}, defaults.LATE)]
     early_stopping, late = (one if one is None or restore_best else replace(one, restore_best=False) for one in stops)
     said = {option: value for option, value in settings.items() if value is not None}
     asking: dict[str, Any] = {"epochs": epochs, "budget": total if length is None else budget, "members": members}
@@ -356,7 +354,8 @@ def short_list(ready: Ready, epochs: int, patient: Ready | None) -> list[Candida
         count, build = of.folds or defaults.MEMBERS, lambda: models.rebuild(changed)
         own: dict[str, Any] = {"early_stopping": of.early_stopping, "stacked": small and name == "periodic"}
         own["clean"] = None if light or name == METHOD or patient is None else of is patient
-        return Candidate(name, recipe, epochs, count, why, light, build, **own)
+        each = round(defaults.LONGER * epochs) if of is patient else epochs
+        return Candidate(name, recipe, each, count, why, light, build, **own)
 
     bins, waves = "networks of their own on bins of each column", "waves of each column, for smooth curves"
     steps, lines = "a residual block, for steps and interactions", "a straight line in each column, for few rows"
@@ -364,7 +363,7 @@ def short_list(ready: Ready, epochs: int, patient: Ready | None) -> list[Candida
     if patient is not None or not small:
         found += [entry(patient or ready, "residual", steps, **defaults.BLOCK)]
     if patient is not None:
-        found += [entry(patient, "wide", f"wide {bins}"), entry(patient, "waves", waves, **defaults.WAVES)]
+        found += [entry(patient, "waves", waves, **defaults.WAVES)]
     found += [entry(ready, "periodic", waves, **defaults.WAVES)]
     return [*found, entry(ready, "linear", lines, defaults.QUICK, light=True, **defaults.LINES)]
 

@@ -206,12 +206,9 @@ def folded(words: Any) -> np.ndarray:
 
 
 class Cells:
-    """One column of a table, and the ways to read it; each is computed once.
+    """One column of a table, and the ways to read it, each computed once.
 
-    Attributes:
-        name: name of the column.
-        series: the pandas series, with timedeltas as seconds.
-        is_number, is_flag, is_category, is_date: whether it has a numeric, bool, category or datetime dtype.
+    The series has timedeltas as seconds; `is_number`, `is_flag` (bool), `is_category` and `is_date` say which dtype it has.
     """
 
     def __init__(self, series: Any):

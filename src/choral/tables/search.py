@@ -329,8 +329,7 @@ class _Search:
             for (candidate, epochs), seconds in zip(candidates, took):
                 if seconds > self.left:
                     return
-                again = replace(candidate, name=f"{candidate.name}_{number + 1}", round=number)
-                self.attempt(again, epochs)
+                self.attempt(replace(candidate, name=f"{candidate.name}_{number + 1}", round=number), epochs)
 
     def others(self, first: _Tried, others: Sequence[Candidate]) -> list[tuple[Candidate, int]]:
         """Return the other candidates that are trained, each with its epochs; light ones whatever the first took."""
