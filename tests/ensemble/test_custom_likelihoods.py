@@ -76,7 +76,7 @@ def test_another_process_is_told_what_it_needs(tmp_path):
     assert "the likelihood Huber, which is not defined here" in first
     assert "choral.load(path, likelihood=...)" in first
     assert shape == "(2,)"
-    assert "files contain no code" in second
+    assert "contains no code" in second
 
 
 def test_a_loss_trains_as_the_same_loop_by_hand_and_needs_its_function_back(tmp_path):

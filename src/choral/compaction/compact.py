@@ -51,6 +51,8 @@ def _axes(form: Form) -> Mapping[str, Mapping[str, list[int]]]:
 
 def _slice(name: str, value: Tensor, axes: Mapping[str, list[int]]) -> Tensor:
     for key, indices in axes.items():
+        if not key.isdecimal():
+            raise InputError(f"the form names the axis {key!r} of {name!r}; an axis is a number.")
         axis = int(key)
         if axis >= value.dim() or (indices and not 0 <= min(indices) <= max(indices) < value.shape[axis]):
             raise InputError(
