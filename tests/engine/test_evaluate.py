@@ -197,3 +197,21 @@ def test_drawn_weights_are_kept_between_calls_and_change_nothing(most: int, monk
     if most == 1 << 27:
         assert isinstance(evaluator, PlainEvaluator)
         assert evaluator._drawn.bytes == 5 * 4 * (4 * 64 + 64 * 64 + 64 * 3 + 64 + 64 + 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_predicted_in_the_memory_format_of_training(channels):
+    """torch's copies of weights for one channel lose it, and pooling then takes ten times as long."""
+    formats = []
+
+    class Watched(nn.Flatten):
+        def forward(self, x: Tensor) -> Tensor:
+            formats.append(x.stride(1) == 1)
+            return super().forward(x)
+
+    images = torch.randn(20, channels, 6, 6)
+    ensemble = fit(
+        lambda: nn.Sequential(nn.Conv2d(channels, 4, 3), Watched(), nn.Linear(64, 2)), (images, Y[:20]), UNTRAINED
+    )
+    ensemble.predict(images)
+    assert all(formats)

@@ -244,7 +244,9 @@ class Blueprint:
 
     def holding(self, state: State) -> nn.Module:
         """Return a network of its own that holds the state's values, for evaluation: nothing else writes into it."""
-        return filled(copy_of(self.network(state.form)).requires_grad_(False).eval(), state)
+        network = copy_of(self.network(state.form)).requires_grad_(False).eval()
+        # torch's copy of weights for one channel is no longer in channels-last format
+        return filled(channels_last(network) if self.images else network, state)
 
 
 def filled(network: nn.Module, state: State) -> nn.Module:

@@ -13,6 +13,7 @@ layers support. Results are the same up to rounding (with `matmul`, dropout draw
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -245,8 +246,12 @@ def channels_last(network: nn.Module) -> nn.Module:
     stacked = {f"network.{name}" for name in network.stacked} if isinstance(network, Joint) else set()
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if tensor.dim() - (name in stacked) == 4:
-            flat = tensor.data.flatten(0, -4)  # members and outputs
-            tensor.data = flat.contiguous(memory_format=torch.channels_last).view(tensor.shape)
+            laid = tensor.data.flatten(0, -4).contiguous(memory_format=torch.channels_last)  # members and outputs
+            channels, height, width = tensor.shape[-3:]
+            size = channels * height * width
+            outer = [size * math.prod(tensor.shape[axis + 1 : -3]) for axis in range(tensor.dim() - 3)]
+            # said outright: torch takes any strides of a single channel for both formats
+            tensor.data = laid.as_strided(tensor.shape, (*outer, 1, width * channels, channels))
     return network
 
 
