@@ -160,9 +160,13 @@ PROTOCOLS = (
         title="Accuracy after 16 epochs",
         measures=("accuracy",),
         quick=Scale(
-            rows=tuple(r for n in ("lenet_s", "lenet_m") for r in small_budget(n, points=5_000, batch_size=32)),
+            rows=tuple(
+                row
+                for n, points in (("lenet_s", 5_000), ("lenet_m", 5_000), ("lenet_l", 2_000))
+                for row in small_budget(n, points=points, batch_size=32)
+            ),
             epochs=16,
-            hours=0.5,
+            hours=1.5,
         ),
         cpu=Scale(
             rows=tuple(r for n in ("lenet_s", "lenet_m", "lenet_l") for r in small_budget(n)), epochs=16, hours=14
@@ -183,6 +187,8 @@ PROTOCOLS = (
             Claim(better="PAT (AR)", worse="Independent"),
             Claim(better="PAT (R)", worse="Independent"),
             Claim(better="PAT (AR)", worse="Bagged"),
+            Claim(better="PAT (AR)", worse="Dropout"),
+            Claim(better="PAT (AR)", worse="PAT (R)"),
         ),
         why="DenseNet-121 is not in the zoo",
     ),
