@@ -174,3 +174,22 @@ def test_the_divergence_of_a_masked_layer_is_that_of_drawn_masks(p, std):
     assert found == pytest.approx(exact, rel=0.03)
     assert exact <= most
     assert packed.divergence(1.0, std) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
+
+
+def test_every_network_of_a_table_and_a_paired_t_test_are_shown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table = importlib.import_module("paper")
+    accuracies = {"Independent": (0.50, 0.52, 0.51), "PAT (AR)": (0.53, 0.54, 0.56)}
+    lines = [
+        {"scale": "quick", "network": n, "data": "cifar10", "label": label, "seed": s, "measures": {"accuracy": a}}
+        for n in ("lenet_s", "lenet_m")
+        for label, seeds in accuracies.items()
+        for s, a in enumerate(seeds)
+    ]
+    protocol = table.PROTOCOLS["pat-t1"]
+    shown = table.seen(protocol, protocol.quick, lines)
+    assert shown == "; ".join(f"accuracy, {n}: Independent 51.00, PAT (AR) 54.33" for n in ("lenet_s", "lenet_m"))
+    # gains 3, 2 and 5: t = (10 / 3) / (7 / 3 / 3)**0.5 = 3.78 with two degrees of freedom, p = 1 - t / (2 + t**2)**0.5
+    assert "lenet_m: PAT (AR) - Independent in accuracy, 3.33 ± 0.88 (3 seeds, p = 0.063)" in table.paired(
+        protocol, lines
+    )
