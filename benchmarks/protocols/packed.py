@@ -230,7 +230,7 @@ def _both(hours: float, rows: Any, *, paper_hours: float = 300, **options: Any) 
         "quick": Scale(
             rows=rows("quick"),
             epochs=20,
-            seeds=2,
+            seeds=3,
             hours=0.1,
             test_rows=2_000,
             ood="cifar100",

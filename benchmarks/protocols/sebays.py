@@ -337,8 +337,8 @@ ORDER = (
 )
 EIGHT: dict[str, Any] = {"sizes": ("quick", "quick, ResNet-8")}
 LONG_ONES: dict[str, Any] = {"sizes": ("quick, long", "quick, ResNet-8")}
-FEW: dict[str, Any] = {"sizes": ("quick, few",), "seeds": 2}
-FEWEST: dict[str, Any] = {"sizes": ("quick, fewest",), "seeds": 1, "test_rows": 2_000}
+FEW: dict[str, Any] = {"sizes": ("quick, few",)}
+FEWEST: dict[str, Any] = {"sizes": ("quick, fewest",), "test_rows": 2_000}
 THREE = tuple(SEQUENTIAL)
 """BNN Sequential, SeBayS-Freeze, SeBayS-No Freeze."""
 TRIED = (
