@@ -162,7 +162,7 @@ PROTOCOLS = (
         quick=Scale(
             rows=tuple(
                 row
-                for n, points in (("lenet_s", 5_000), ("lenet_m", 5_000), ("lenet_l", 2_000))
+                for n, points in (("lenet_s", 5_000), ("lenet_m", 5_000), ("lenet_l", 1_000))
                 for row in small_budget(n, points=points, batch_size=32)
             ),
             epochs=16,
@@ -193,7 +193,7 @@ PROTOCOLS = (
         why="expected: pruned children are better than one network, dropout and bagging, and anti-random ones at least as good as "
         "random ones; the first three hold, as bagged members share the same epochs and children inherit a trained parent; "
         "between the two prunings the paper has at most a quarter of a percent, as small as the noise here; "
-        "LeNet-S and LeNet-M have 5,000 images, LeNet-L 2,000; DenseNet-121 is not in the zoo",
+        "LeNet-S and LeNet-M have 5,000 images, LeNet-L 1,000; DenseNet-121 is not in the zoo",
     ),
     Protocol(
         id="pat-t2",
