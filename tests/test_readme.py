@@ -149,7 +149,7 @@ def test_the_ensemble_of_the_readme_is_better_than_one_network(tmp_path):
             name: np.mean([fit(build, data, name, seed=seed).evaluate(*test)["nll"] for seed in range(3)])
             for name in ("prune_and_tune", "single")
         }
-    printed = map(float, re.findall(r"0\.\d{3}", TEXT.split("NLL over three seeds")[1])[:2])
+    printed = map(float, re.findall(r"0\.\d{3}", TEXT.split("NLL of three seeds")[1])[:2])
     assert found["prune_and_tune"] < found["single"]
     assert found == pytest.approx(dict(zip(found, printed)), abs=0.01)
 

@@ -275,7 +275,7 @@ def _called(network: nn.Module, reads: Interface, batch: Batch) -> tuple[Interfa
                     channels_last(network)
                 elif images:
                     for t in (*network.parameters(), *network.buffers()):
-                        t.data = t.data.contiguous()
+                        t.data = batches.in_order(t.data)
                 calls = Calls(network, [name for name, _ in ends_of(network)])
                 with evaluating(network), torch.set_grad_enabled(gradients), calls:
                     return way, way.called(network, given), calls, not batches.equal(batch, given)
