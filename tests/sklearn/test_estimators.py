@@ -573,7 +573,6 @@ class TestWishes:
             ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
             ({"time_limit": -1}, "time_limit"),
             ({"device": "gpu"}, "device"),
-            ({"device": "meta"}, "device is 'meta', which keeps no numbers"),
             ({"method": choral.recipes.packed(budget=2), "epochs": 3}, "its own members and epochs"),
         ],
     )
